@@ -1,8 +1,9 @@
 """A DoPut call: sends rows and receives acknowledgements."""
 
 import json
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,18 @@ class RowRange:
     origin: str
     first: int
     next: int
+
+
+def joined_ranges(ranges: Iterable[RowRange]) -> list[RowRange]:
+    """The same with those that follow one another as one."""
+    found: list[RowRange] = []
+    for each in ranges:
+        last = found[-1] if found else None
+        if last is not None and (last.topic, last.origin, last.next) == (each.topic, each.origin, each.first):
+            found[-1] = replace(last, next=each.next)
+        else:
+            found.append(each)
+    return found
 
 
 def put(

@@ -524,6 +524,13 @@ class NodeConfig:
         cost="single changes wait for interest_delay_ms; lowering it sends more messages when much changes",
         source="guess",
     )
+    interest_hierarchy: bool = setting(
+        True,
+        "Announce only registrations that no other one covers; false announces all different ones, for comparisons.",
+        allowed=FLAG,
+        cost="registrations are compared with each other; false announces more, and widens them sooner",
+        source="guess",
+    )
 
     def __post_init__(self) -> None:
         problems = field_problems(self)

@@ -185,9 +185,9 @@ _ROWS: tuple[Action[Any], ...] = (
     Action(
         name="client-connect",
         right="client",
-        about='Attach a client to this node: {"key", "credential", "session", "state", "create", "member", "take"} -> '
-        '{"session", "connection", "state", "lacking", "waiting_max", "node_id"}',
-        fields=("key", "credential", "session", "state", "create", "member", "take"),
+        about='Attach a client to this node: {"key", "credential", "session", "state", "create", "member", '
+        '"take", "short"} -> {"session", "connection", "state", "lacking", "waiting_max", "node_id"}',
+        fields=("key", "credential", "session", "state", "create", "member", "take", "short"),
         body="required",
         parse=parse_connect,
         perform=lambda door, asked, caller: door.clients.connect(asked, caller),
@@ -242,8 +242,9 @@ _ROWS: tuple[Action[Any], ...] = (
     Action(
         name="client-state",
         right="client",
-        about='What this node keeps of a client, to carry it elsewhere: {"key", "credential"} -> {"session", "state"}',
-        fields=("key", "credential"),
+        about='What this node keeps of a client, to carry it elsewhere: {"key", "credential", "short"} -> {"session", '
+        '"state"}',
+        fields=("key", "credential", "short"),
         body="required",
         parse=parse_state_question,
         perform=lambda door, asked, caller: door.clients.state(asked, caller),

@@ -94,6 +94,8 @@ class Get:
     """The client that reads: the read ends when its connection is over."""
     standing: Frontier | None = None
     """For a table: return only rows that stand below this position of its streams. None: all."""
+    retained: Frontier | None = None
+    """With `standing`: refuse if rows from this position on were removed here. None: what stands may have gone."""
     sparse: tuple[str, ...] = ()
     """Topics in which what lies between batches is passed over."""
 
@@ -173,7 +175,10 @@ def _path_topic(path: list[bytes]) -> str:
 
 _GET_FIELDS = ("read", "start", "end", "on_missing", "timeout_ms", "idle_ms")
 _ROW_FIELDS = (*_GET_FIELDS, "topic", "topics", "where", "language", "compression")
-_PROFILE_FIELDS = (*_GET_FIELDS, "profiles", "left_out", "standing", "key", "connection", "version", "compression")
+_PROFILE_FIELDS = (
+    *_GET_FIELDS,
+    *("profiles", "left_out", "standing", "retained", "key", "connection", "version", "compression"),
+)
 CONDITIONS_MAX = 1_000
 """In one ticket."""
 
@@ -299,6 +304,9 @@ def _get_profiles(fields: Fields) -> Get:
     standing = fields.get("standing")
     if standing is not None and (len(by_topic) > 1 or not isinstance(standing, dict) or end is None):
         raise bad_request("standing must be {origin: next}, of one topic, with an end")
+    retained = fields.get("retained")
+    if retained is not None and (standing is None or not isinstance(retained, dict)):
+        raise bad_request("retained must be {origin: first}, and needs standing")
     left_out = fields.get("left_out", [])
     if not isinstance(left_out, list) or len(left_out) > CONDITIONS_MAX:
         raise bad_request(f"left_out must be a list of at most {CONDITIONS_MAX}")
@@ -314,6 +322,7 @@ def _get_profiles(fields: Fields) -> Get:
         left_out=tuple(_left_out(each) for each in left_out),
         attached=None if key is None else _reader(key, fields),
         standing=None if standing is None else checked_frontier({next(iter(by_topic)): standing}, "standing"),
+        retained=None if retained is None else checked_frontier({next(iter(by_topic)): retained}, "retained"),
     )
 
 

@@ -3,7 +3,7 @@
 A table is read whole by one task for each topic: which row of a name stands can only be told from all of them. A query
 is planned by the driver (`Channel.query`), with one partition for each node that answers, which is read at that node's
 own door; if the node is lost meanwhile, the task continues at another one. Nodes that do not answer are logged: the
-answer has all rows of the ranges that were planned, or the task fails.
+answer has all rows of the ranges that were planned, or the task fails. Of a table, a query has only rows that stand.
 """
 
 import logging
@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 from m4cast.overlay.errors import M4castError
 from m4cast.spark_connector.access import as_connector_error, channel_of
 from m4cast.spark_connector.options import ReadOptions
+from m4cast.spark_connector.source.client_rows import NotifiedRows
 from m4cast.spark_connector.source.planner import SequenceSpan
 from m4cast.spark_connector.source.rows import check_filter
 from m4cast.spark_connector.source.spans import SpanReader
@@ -60,9 +61,10 @@ class TableReader(DataSourceReader):
 
 
 class NodePartition(InputPartition):
-    """The part of a read that one node answers: the doors to try, its own first, and the spans."""
+    """The part of a read that one node answers: the doors to try, its own first, and the spans, each with the rows
+    that are wanted of it if its topic is a table."""
 
-    def __init__(self, nodes: tuple[str, ...], spans: tuple[SequenceSpan, ...]) -> None:
+    def __init__(self, nodes: tuple[str, ...], spans: tuple[tuple[SequenceSpan, NotifiedRows | None], ...]) -> None:
         super().__init__((nodes, spans))
 
 
@@ -74,16 +76,19 @@ class QueryReader(DataSourceReader):
         self._drop_others = drop_others
 
     def partitions(self) -> Sequence[InputPartition]:
-        found: dict[tuple[str, ...], list[SequenceSpan]] = {}
+        found: dict[tuple[str, ...], list[tuple[SequenceSpan, NotifiedRows | None]]] = {}
+        row_filter = self._options.row_filter
+        where, language = (None, None) if row_filter is None else (row_filter.text, row_filter.language)
         try:
             for topic in SourceTopics(self._options).names():
-                query = channel_of(self._options.access).query(topic, scope="channel")
+                query = channel_of(self._options.access).query(topic, where, language=language, scope="channel")
                 for node, reason in query.unanswered.items():
                     log.warning("node %s did not answer for topic %r: %s", node, topic, reason)
+                standing = None if query.standing is None else NotifiedRows(query.standing)
                 for each in query.ranges:
                     if each.first < each.next:
                         span = SequenceSpan(topic, each.origin, each.first, each.next)
-                        found.setdefault(tuple(query.nodes_for(each.node)), []).append(span)
+                        found.setdefault(tuple(query.nodes_for(each.node)), []).append((span, standing))
         except M4castError as error:
             raise as_connector_error(error, self._options.access.timeout_s) from None
         return [NodePartition(nodes, tuple(spans)) for nodes, spans in found.items()]
@@ -94,5 +99,5 @@ class QueryReader(DataSourceReader):
         nodes, spans = partition.value
         options = replace(self._options, access=replace(self._options.access, nodes=nodes))
         reader = SpanReader(options, self._schema, drop_others=self._drop_others)
-        for span in spans:
-            yield from reader.read(span, self._options.row_filter)
+        for span, standing in spans:
+            yield from reader.read(span, standing or self._options.row_filter)

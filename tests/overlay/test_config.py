@@ -91,6 +91,7 @@ OTHER_LIMITS: list[tuple[ConfigClass, str, list[object], list[object]]] = [
     (NodeConfig, "insecure", [True, False], [1, 0, "true", None]),
     (NodeConfig, "trust_store", [True, False], [1, 0, "true", None]),
     (NodeConfig, "strict_portal", [True, False], [1, 0, "true", None]),
+    (NodeConfig, "interest_hierarchy", [True, False], [1, 0, "true", None]),
     (NodeConfig, "tokens", ["", "file:tokens.toml", "env:TOKENS"], ["tokens.toml", "file:", "env:", "env:a b", 1]),
     (NodeConfig, "http", ["", "h:0", "h:1", "[::1]:7600"], ["h", "h:65536", "http://h:1", 7600]),
     (

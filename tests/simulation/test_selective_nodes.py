@@ -1,5 +1,6 @@
 """Selective topics on whole nodes: rows reach those who want them, and nobody else has a byte of them."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
@@ -21,6 +22,7 @@ from m4cast.overlay.protocol.effects import (
     Publish,
     Published,
     Refused,
+    Send,
     Stage,
     Staged,
     StageDone,
@@ -30,7 +32,8 @@ from m4cast.overlay.protocol.effects import (
     Wish,
 )
 from m4cast.overlay.protocol.node import Node
-from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, Extension, SkipReason
+from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, Batch, BatchFrame, Extension, SkipReason
+from m4cast.overlay.protocol.wire.selective import RoutedFrame
 from m4cast.overlay.sim.disk import Disk
 from m4cast.overlay.sim.places import Observer, Place
 from m4cast.overlay.sim.world import World, node_config
@@ -446,3 +449,43 @@ def test_every_wanted_row_arrives_whatever_crashes() -> None:
 @pytest.mark.soak
 def test_every_wanted_row_arrives_in_many_runs() -> None:
     assert sum(after_faults(seed) for seed in range(300)) > 2_000
+
+
+class Crossings(Observer):
+    """Counts the frames with rows that each node sends to each other."""
+
+    outputs = (Send,)
+
+    def __init__(self) -> None:
+        self.sent: Counter[tuple[str, bytes]] = Counter()
+
+    def output(self, place: Place, output: Output) -> None:
+        frame = output.message if isinstance(output, Send) else None
+        batch = (
+            frame.content if isinstance(frame, RoutedFrame) else frame.batch if isinstance(frame, BatchFrame) else None
+        )
+        if isinstance(batch, Batch):
+            self.sent[place.name, bytes(batch.content)] += 1
+
+
+@pytest.mark.parametrize("hierarchy", [True, False])
+def test_a_batch_crosses_once_to_an_access_point_however_many_of_its_clients_want_it(hierarchy: bool) -> None:
+    """P31: with the hierarchy of profiles and without, the same batches cross, each once."""
+    channel = Channel(2, interest_hierarchy=hierarchy)
+    origin, access_point = channel.places
+    channel.create(origin, keepers=0)
+    wanted = ["country = 'A'", "country IN ('A', 'B')", "country IN ('A', 'C')", "country >= 'A' AND country < 'C'"]
+    for where in wanted:  # as an access point registers what its clients want
+        channel.subscribe(access_point, where)
+    channel.run(2_000)
+    (entry,) = [each for each in node_of(origin).interest.view.used() if each.node_id == stream_of(access_point).origin]
+    assert len([item for item in entry.items.values() if item.text]) == (2 if hierarchy else 4)
+    crossings = Crossings()
+    channel.world.watch(crossings)
+    batches = ("A", "B", "C", "D", "AB", "ABC", "DE", "AA")
+    for values in batches:
+        assert isinstance(channel.publish(origin, values), Published)
+    channel.run(5_000)
+    crossing = [values for values in batches if set(values) & set("ABC")]
+    assert held(access_point) == crossing
+    assert crossings.sent == {(origin.name, values.encode()): 1 for values in crossing}

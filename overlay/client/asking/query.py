@@ -8,18 +8,25 @@ continues at another one from its position: certificates say how far everything 
 Nodes do not call each other for a query: the asker reaches their doors itself, so rights, quotas and the filter of its
 token apply as they do to any read, and a query costs a node nothing that a read does not.
 
+Of a table, only rows that stand are given, and the condition chooses among these. Every node that is asked for a stream
+is told the ends of all streams (`standing`), waits until it has them, and finds what stands below them: whatever
+replaced a row counts, at whichever node it was written. If a table is compacted meanwhile, what stood at those ends is
+no longer known, and the nodes refuse (`retained`).
+
 Guarantee 13: the answer has exactly the rows that match of the ranges that it names, and names the nodes that did not
 answer.
 """
 
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
+from m4cast.overlay.client.asking.tables import NAME, OWNER, VERSION
 from m4cast.overlay.client.ranges import RangeReader
+from m4cast.overlay.client.roaming.wanted import ProfileRows
 from m4cast.overlay.client.tail import Frontier, RowFilter
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError
 
@@ -61,6 +68,8 @@ class TopicQuery(Iterator[pa.RecordBatch]):
         """Rows that nodes have tested for this query so far."""
         self.doors = self._plan_node() if scope == "node" else self._plan_channel()
         """The address of each node that answered, by its name."""
+        self.standing = self._standing()
+        """For a table: the rows that are asked for. None: the topic is no table."""
         self._batches = self._read()
 
     def __next__(self) -> pa.RecordBatch:
@@ -78,7 +87,8 @@ class TopicQuery(Iterator[pa.RecordBatch]):
         if not extents:
             raise _unknown(self._topic)
         nodes = ",".join(self._channel.nodes)
-        self.ranges = [AnsweredRange(origin, nodes, *ends) for origin, ends in sorted(extents.items())]
+        self.ranges = planned({nodes: extents}, {})
+        self._known = {nodes: extents}
         return {nodes: nodes}
 
     def _plan_channel(self) -> dict[str, str]:
@@ -100,11 +110,22 @@ class TopicQuery(Iterator[pa.RecordBatch]):
         if not any(known.values()):
             raise _unknown(self._topic)
         self.ranges = planned(known, names)
+        self._known = known
         return {name: doors[name] for name in known}
 
     def _extents_at(self, door: str) -> dict[str, list[int]]:
         at = self._channel.at(door, timeout_s=min(ASK_S, self._channel.timeout_s))
         return at.extents(self._topic).get(self._topic, {})
+
+    def _standing(self) -> ProfileRows | None:
+        name = next((each.node for each in self.ranges if each.first < each.next), None)
+        columns = [] if name is None else self._channel.through(self.nodes_for(name)).schema(self._topic).names
+        if not {OWNER, NAME, VERSION}.issubset(columns):
+            return None
+        lows, ends = both_ends(self._known)
+        self.ranges = [replace(each, next=ends[each.origin]) for each in self.ranges]
+        where, language = self._filter or (None, None)
+        return ProfileRows(((self._topic, where, language),), (), ends, lows)
 
     # ---- reading
 
@@ -121,7 +142,7 @@ class TopicQuery(Iterator[pa.RecordBatch]):
             start: Frontier = {self._topic: {each.origin: each.first for each in spans}}
             end: Frontier = {self._topic: {each.origin: each.next for each in spans}}
             channel = self._channel.through(self.nodes_for(name))
-            reader = RangeReader(channel, self._topic, start, end, "fail", row_filter=self._filter)
+            reader = RangeReader(channel, self._topic, start, end, "fail", row_filter=self.standing or self._filter)
             try:
                 yield from reader
             finally:
@@ -139,6 +160,18 @@ def planned(known: dict[str, dict[str, list[int]]], names: dict[str, str]) -> li
         node = own if own in holders else max(sorted(holders), key=lambda name: holders[name][1] - holders[name][0])
         found.append(AnsweredRange(origin, node, *holders[node]))
     return found
+
+
+def both_ends(known: dict[str, dict[str, list[int]]]) -> tuple[dict[str, int], dict[str, int]]:
+    """The first row of each stream that all these nodes have, and the end that one of them knows. Nodes compact a table
+    by themselves: what one of them had removed by then was replaced, or removed, below those ends."""
+    lows: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    for extents in known.values():
+        for origin, (low, until) in extents.items():
+            lows[origin] = max(low, lows.get(origin, low))
+            ends[origin] = max(until, ends.get(origin, until))
+    return lows, ends
 
 
 def _unknown(topic: str) -> RefusedError:

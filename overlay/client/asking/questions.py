@@ -90,7 +90,7 @@ class Questions:
         asked of one node, at that node's own door: of its origin if that answers, else of one that has more of it than
         others. `ranges` has, by stream, the range that the answer is exact for and the node that gave it, `unanswered`
         the nodes that did not answer, with the reason. Nothing is kept at the nodes; a query that is closed, or no
-        longer used, ends there.
+        longer used, ends there. Of a table, the answer has rows that stand, and `where` chooses among these.
 
         >>> query = channel.query("orders", "price > 100", scope="channel")
         >>> sum(batch.num_rows for batch in query), query.unanswered

@@ -19,7 +19,7 @@ Errors are those of `Channel`. `client-elsewhere`: another process has connected
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,7 +29,7 @@ import pyarrow as pa
 from m4cast.overlay.client.channel import Channel
 from m4cast.overlay.client.credentials import resolved
 from m4cast.overlay.client.doors import Doors
-from m4cast.overlay.client.put_call import RowRange
+from m4cast.overlay.client.put_call import RowRange, joined_ranges
 from m4cast.overlay.client.roaming.client_file import ClientFile, new_credential, new_key
 from m4cast.overlay.client.roaming.mail import ClientMail, MailDesk
 from m4cast.overlay.client.roaming.notifications import Notifications
@@ -39,12 +39,16 @@ from m4cast.overlay.client.tail import Start, start_of
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 from m4cast.overlay.protocol.clients.letters import mail_where
 from m4cast.overlay.protocol.clients.memory import ClientMemory, Dropped
+from m4cast.overlay.protocol.clients.packed_state import packed_of, state_from
 from m4cast.overlay.protocol.clients.state import MAIL, ClientProfile, json_of, state_of
 
 log = logging.getLogger("m4cast.client")
 
 ELSEWHERE = frozenset({"stopping", "busy", "store", "store-full", "timeout", "internal", "too-many", "leaving"})
 """Refusals to attach that another node may not make."""
+OWN_MAX = 1_000
+"""Ranges of own rows that are remembered with `exclude_own`; rows that follow one another are one range. Older ones are
+handed out after all. Guess."""
 OnRows = Callable[[pa.RecordBatch], object]
 
 
@@ -54,7 +58,8 @@ class Client(ClientResources, ClientMail):
 
     `credential`: its secret, of at least 16 characters, or better a reference to it, `env:NAME` or `file:PATH`.
     `file`: a path, where the library keeps key, credential, profiles and position; then `key` and `credential` may be
-    left out. `exclude_own`: rows that this object published are not handed to it. `acknowledge`: "auto": rows count as
+    left out. `exclude_own`: rows that this object published, or one before it with the same file, are not handed to it.
+    `acknowledge`: "auto": rows count as
     done when the next ones are requested, or "manual": when `acknowledge` is called. `on_dropped` is called with what
     no node retains any longer; it is logged in any case.
 
@@ -93,8 +98,8 @@ class Client(ClientResources, ClientMail):
         self.on_dropped = on_dropped
         self.dropped: list[Dropped] = []
         """The drops so far, each with the maximum number of rows that may have been meant for this client."""
-        self.own: list[RowRange] = []
-        """The rows that this object published and that may still be handed to it."""
+        self.own = [RowRange(**each) for each in kept.get("own", [])]
+        """The rows that this client published and that are not acknowledged: those that are not handed to it."""
         self.node: str | None = None
         """The access point that it is connected to; None: it is not."""
         self.connection = 0
@@ -177,10 +182,10 @@ class Client(ClientResources, ClientMail):
         return (*nodes[at + 1 :], *nodes[: at + 1])
 
     def _attach(self, node: str, *, create: bool) -> None:
-        question: dict[str, Any] = {**self._who(), "create": create}
+        question: dict[str, Any] = {**self._who(), "create": create, "short": True}
         has_memory = self.memory.session > 0
         if has_memory:
-            question |= {"session": self.memory.session, "state": json_of(self.memory.state)}
+            question |= {"session": self.memory.session, "state": packed_of(self.memory.state)}
         doors = self._doors(node)
         try:
             answer = doors.ask("client-connect", question)
@@ -191,7 +196,7 @@ class Client(ClientResources, ClientMail):
             answer = doors.ask("client-connect", question | fetched | {"create": False})
         self.memory.session = answer["session"]
         if not has_memory:  # else it goes on from what was handed out, which need not be acknowledged
-            self.memory.state = self.memory.ahead = state_of(answer["state"])
+            self.memory.state = self.memory.ahead = state_from(answer["state"])
         self.node, self.connection = node, answer["connection"]
         self.waiting_max = answer["waiting_max"]
         self._keep_file()
@@ -201,7 +206,7 @@ class Client(ClientResources, ClientMail):
         known = [row["door"] for row in self.channel.at(node).clients(self.key) if row["door"]]
         for door in dict.fromkeys((*known, *self.channel.nodes)):
             try:
-                found: dict[str, Any] = self._doors(door).ask("client-state", self._who())
+                found: dict[str, Any] = self._doors(door).ask("client-state", {**self._who(), "short": True})
                 return found
             except UnreachableError:
                 continue
@@ -379,13 +384,16 @@ class Client(ClientResources, ClientMail):
         """Publish rows, as `Channel.publish` does; with `exclude_own` they are not handed to this object."""
         ranges = self.channel.publish(topic, rows, **settings)
         if self.exclude_own:
-            self.own.extend(ranges)
+            self.own = joined_ranges([*self.own, *ranges])[-OWN_MAX:]
+            self._keep_file()
         return ranges
 
     def acknowledge(self) -> None:
         """The application is done with everything that was handed to it."""
         self.memory.acknowledge()
         self._acknowledge_mail()
+        state = self.memory.state
+        self.own = [each for each in self.own if each.next > state.needs(each.topic, each.origin)]
         self._keep_file()
 
     @property
@@ -470,5 +478,6 @@ class Client(ClientResources, ClientMail):
                     "session": self.memory.session,
                     "state": json_of(self.memory.state),
                     "files": self.desk.files.to_json(),
+                    "own": [asdict(each) for each in self.own],
                 }
             )

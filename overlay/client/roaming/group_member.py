@@ -15,7 +15,8 @@ from m4cast.overlay.client.roaming.client import Client
 from m4cast.overlay.client.tail import Start
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 from m4cast.overlay.protocol.clients.group import joined
-from m4cast.overlay.protocol.clients.state import MAIL, json_of, state_of
+from m4cast.overlay.protocol.clients.packed_state import packed_of, state_from
+from m4cast.overlay.protocol.clients.state import MAIL, json_of
 
 
 class GroupMember(Client):
@@ -31,9 +32,9 @@ class GroupMember(Client):
 
     def _attach(self, node: str, *, create: bool, take: bool = False) -> None:
         question: dict[str, Any] = {"key": self.key, "credential": self.credential, "create": create}
-        question |= {"member": self.member, "take": take}
+        question |= {"member": self.member, "take": take, "short": True}
         if self.memory.session:
-            question |= {"session": self.memory.session, "state": json_of(self.memory.state)}
+            question |= {"session": self.memory.session, "state": packed_of(self.memory.state)}
         try:
             answer = self._doors(node).ask("client-connect", question)
         except RefusedError as error:
@@ -61,7 +62,7 @@ class GroupMember(Client):
     def _joined(self, answer: dict[str, Any]) -> None:
         """The group's state has what the others acknowledged."""
         self.memory.session, self.version = answer["session"], answer["version"]
-        whole = state_of(answer["state"])
+        whole = state_from(answer["state"])
         self.memory.ahead = joined(whole, self.memory.ahead)
         self.memory.state = joined(whole, self.memory.state)
 

@@ -22,7 +22,7 @@ from m4cast.overlay.client.connections import as_client_error, connection
 from m4cast.overlay.client.roaming.wanted import ProfileRows
 from m4cast.overlay.client.tail import RETRY_S
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
-from m4cast.overlay.protocol.clients.memory import ClientRead
+from m4cast.overlay.protocol.clients.memory import ClientRead, DropReason
 from m4cast.overlay.protocol.clients.state import Frontier
 from m4cast.overlay.refusals import READ_ELSEWHERE
 
@@ -136,7 +136,7 @@ class Notifications(Iterator[pa.RecordBatch]):
         return float("inf") if self._idle_s is None else self._asked_at + self._idle_s - time.monotonic()
 
     def _without_own(self, where: Mapping[str, Any], rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Without what this object published; ranges that are passed are forgotten."""
+        """Without what this client published."""
         client = self._client
         if not client.own or not rows.num_rows:
             return rows
@@ -146,7 +146,6 @@ class Notifications(Iterator[pa.RecordBatch]):
         for each in client.own:
             if (each.topic, each.origin) == stream:
                 is_own |= (sequences >= each.first) & (sequences < each.next)
-        client.own = [each for each in client.own if (each.topic, each.origin) != stream or each.next > where["next"]]
         return rows.filter(pa.array(~is_own))
 
     # ---- saving
@@ -215,13 +214,14 @@ class Notifications(Iterator[pa.RecordBatch]):
                 f"not answer: {'; '.join(silent)}. Continue when they are back, or give the rows up with drop()"
             )
             raise UnreachableError(detail)
-        self._drop(everywhere)
+        self._drop(everywhere, "not-retained")
 
     def drop(self) -> None:
         """Pass over what no node that answers retains. The client is told how many rows that are, at most."""
         read = self._client.memory.next_read(mail=self._mail)
         if read is not None:
-            self._drop(self._lows_everywhere(read)[0])
+            everywhere, silent = self._lows_everywhere(read)
+            self._drop(everywhere, "given-up" if silent else "not-retained")
 
     def _lows_everywhere(self, read: ClientRead) -> tuple[dict[str, Frontier], list[str]]:
         """Return the lowest retained positions by node, and the nodes that do not answer."""
@@ -235,7 +235,7 @@ class Notifications(Iterator[pa.RecordBatch]):
                 silent.append(f"{node} ({error})")
         return found, silent
 
-    def _drop(self, everywhere: dict[str, Frontier]) -> None:
+    def _drop(self, everywhere: dict[str, Frontier], reason: DropReason) -> None:
         client = self._client
         least: Frontier = {}
         for lows in everywhere.values():
@@ -243,11 +243,12 @@ class Notifications(Iterator[pa.RecordBatch]):
                 known = least.setdefault(topic, {})
                 for origin, low in origins.items():
                     known[origin] = min(low, known.get(origin, low))
-        dropped = client.memory.drop(least)
+        dropped = client.memory.drop(least, reason)
         if dropped:
             client.dropped.extend(dropped)
             rows = sum(each.rows_max for each in dropped)
-            log.warning("client %s: at most %d rows were dropped: no node retains them any longer", client.key, rows)
+            why = "no node retains them any longer" if reason == "not-retained" else "they were given up"
+            log.warning("client %s: at most %d rows were dropped: %s", client.key, rows, why)
             self._is_saved = False
             if client.on_dropped is not None:
                 client.on_dropped(dropped)

@@ -6,14 +6,15 @@ same rows whenever it is read again. Rows are read in any number of calls, at an
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from m4cast.overlay.client.ranges import RangeReader
 from m4cast.overlay.client.roaming.wanted import ProfileRows
 from m4cast.overlay.client.tail import Frontier
 from m4cast.overlay.protocol.clients.memory import ClientMemory
-from m4cast.overlay.protocol.clients.state import MAIL, ClientState, json_of, state_of
+from m4cast.overlay.protocol.clients.packed_state import state_from
+from m4cast.overlay.protocol.clients.state import MAIL, ClientState, json_of
 
 if TYPE_CHECKING:
     from m4cast.overlay.client.channel import Channel
@@ -41,7 +42,7 @@ class ClientPosition:
     @staticmethod
     def of(written: Mapping[str, Any]) -> "ClientPosition":
         """From JSON, as `json` makes it and an access point answers; `LocalProtocolError` if it is none."""
-        return ClientPosition(state_of(written["state"]), int(written["session"]))
+        return ClientPosition(state_from(written["state"]), int(written["session"]))
 
     def json(self) -> dict[str, Any]:
         return {"session": self.session, "state": json_of(self.state)}
@@ -115,5 +116,7 @@ def read_wanted(
     channel: "Channel", topic: str, start: Frontier, end: Frontier, wanted: ProfileRows, *, skips: bool = False
 ) -> RangeReader:
     """The rows of a range that are wanted, from whichever node has them; `skips`: pass over what none retains."""
+    if skips and wanted.retained is not None:
+        wanted = replace(wanted, retained=None)
     on_missing: Literal["fail", "skip"] = "skip" if skips else "fail"
     return RangeReader(channel, topic, start, end, on_missing, row_filter=wanted)

@@ -16,6 +16,8 @@ class ProfileRows:
     others: tuple[Other, ...] = ()
     standing: Sequences | None = None
     """For a table: only rows that stand below this position."""
+    retained: Sequences | None = None
+    """With `standing`: a node that has removed rows from here on refuses. None: what stood may have gone."""
 
     @staticmethod
     def of(profiles: Iterable[ClientProfile]) -> "ProfileRows":
@@ -43,4 +45,5 @@ class ProfileRows:
                 for other in self.others
             ],
             **({} if self.standing is None else {"standing": self.standing, "on_missing": "skip"}),
+            **({} if self.retained is None else {"retained": self.retained}),
         }

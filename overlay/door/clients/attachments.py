@@ -26,6 +26,7 @@ from m4cast.overlay.door.clients.client_requests import (
     ConnectRequest,
     MailRequest,
     SaveRequest,
+    StateQuestion,
     digest_of,
 )
 from m4cast.overlay.door.clients.client_table import rows_of, table_of
@@ -51,6 +52,7 @@ from m4cast.overlay.protocol.clients.access_point import (
     winner,
 )
 from m4cast.overlay.protocol.clients.group import joined
+from m4cast.overlay.protocol.clients.packed_state import packed_of
 from m4cast.overlay.protocol.clients.state import ClientState, Frontier, json_of, state_of
 from m4cast.overlay.protocol.effects import AnnounceClients, ClientRow, InterestChanged
 from m4cast.overlay.protocol.node import Node
@@ -150,7 +152,7 @@ class ClientAdmin(ManyClients):
             "session": found.session,
             "connection": connection,
             "version": version,
-            "state": json_of(found.state),
+            "state": packed_of(found.state) if asked.short else json_of(found.state),
             "lacking": lacking,
             "waiting_max": self._waiting_max(found.state),
             "node_id": me.hex(),
@@ -237,10 +239,10 @@ class ClientAdmin(ManyClients):
                 del self._connections[key], self._heard_at[key]
         return {}
 
-    def state(self, asked: tuple[str, str], caller: Caller) -> dict[str, object]:
+    def state(self, asked: StateQuestion, caller: Caller) -> dict[str, object]:
         """Return the state that this node keeps of a client, to callers with its credential, so that it can be moved
         elsewhere."""
-        key, credential = asked
+        key, credential = asked.key, asked.credential
         caller.rights.require_client(key)
         me, rows = self._node.look(lambda node: rows_of(node, key), self._timeout_s)
         own = next((seen.row for seen in rows if seen.node_id == me), None)
@@ -250,7 +252,8 @@ class ClientAdmin(ManyClients):
             raise self._refusal(key, AttachRefusal("bad-credential"))
         kept = self._store.clients.get(key)
         assert kept is not None, "a row is announced after its state is stored, and withdrawn before that is removed"
-        return {"session": own.session, "state": json.loads(kept)["state"]}
+        state = json.loads(kept)["state"]
+        return {"session": own.session, "state": packed_of(state_of(state)) if asked.short else state}
 
     def remove(self, key: str) -> dict[str, object]:
         with self._turn(key):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from m4cast.overlay.door.fields import Fields, checked_topic
 from m4cast.overlay.door.refusals import bad_request
 from m4cast.overlay.errors import LocalProtocolError
-from m4cast.overlay.protocol.clients.state import ClientState, state_of
+from m4cast.overlay.protocol.clients.packed_state import state_from
+from m4cast.overlay.protocol.clients.state import ClientState
 
 KEY_BYTES_MAX = 64
 RECIPIENTS_MAX = 1_000
@@ -29,6 +30,8 @@ class ConnectRequest:
     """The name of a group member."""
     take: bool = False
     """The group comes here, from an access point that is lost."""
+    short: bool = False
+    """The state is answered in its short form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +59,31 @@ def parse_client_key(fields: Fields) -> str:
 
 
 def parse_connect(fields: Fields) -> ConnectRequest:
-    create = fields.get("create", False)
-    if not isinstance(create, bool):
-        raise bad_request("create must be true or false")
+    create = _flag(fields, "create")
     state = _state(fields.get("state")) if fields.has("state") else None
     session = fields.whole("session", 0, 2**62) or 0
-    member, take = fields.text("member", None), fields.get("take", False)
-    if not isinstance(take, bool):
-        raise bad_request("take must be true or false")
+    member, take = fields.text("member", None), _flag(fields, "take")
     if member is not None and not (member.isprintable() and 1 <= len(member.encode()) <= KEY_BYTES_MAX):
         raise bad_request(f"member must be printable text of 1 to {KEY_BYTES_MAX} bytes, not {member!r:.100}")
     if member is not None and state is not None and state.fills:
         raise bad_request("the state of a group has fills: a group's profiles begin at its position")
-    return ConnectRequest(parse_client_key(fields), parse_credential(fields), session, state, create, member, take)
+    return ConnectRequest(
+        key=parse_client_key(fields),
+        credential=parse_credential(fields),
+        session=session,
+        state=state,
+        create=create,
+        member=member,
+        take=take,
+        short=_flag(fields, "short"),
+    )
+
+
+def _flag(fields: Fields, name: str) -> bool:
+    flag = fields.get(name, False)
+    if not isinstance(flag, bool):
+        raise bad_request(f"{name} must be true or false")
+    return flag
 
 
 def parse_credential(fields: Fields) -> str:
@@ -110,8 +125,15 @@ def parse_mail(fields: Fields) -> MailRequest:
     return MailRequest(parse_client_key(fields), parse_connection(fields), tuple(to))
 
 
-def parse_state_question(fields: Fields) -> tuple[str, str]:
-    return parse_client_key(fields), parse_credential(fields)
+@dataclass(frozen=True, slots=True)
+class StateQuestion:
+    key: str
+    credential: str
+    short: bool
+
+
+def parse_state_question(fields: Fields) -> StateQuestion:
+    return StateQuestion(parse_client_key(fields), parse_credential(fields), _flag(fields, "short"))
 
 
 def parse_clients(fields: Fields) -> ClientQuestion:
@@ -121,7 +143,7 @@ def parse_clients(fields: Fields) -> ClientQuestion:
 
 def _state(written: object) -> ClientState:
     try:
-        state = state_of(written)
+        state = state_from(written)
     except LocalProtocolError as error:
         raise bad_request(str(error)) from None
     for profile in (*state.profiles, *(fill.profile for fill in state.fills)):

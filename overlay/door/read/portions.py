@@ -3,7 +3,7 @@
 Batches whose summary says that no row matches are passed over; their payload is not read.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from m4cast.overlay.door.quotas import ChunkQuota
 from m4cast.overlay.door.read.matching import Portion
@@ -70,6 +70,10 @@ class PortionReader:
         """From where on rows of a table may stand: those that precede a range which had expired elsewhere do not (see
         PROTOCOL.md, tables)."""
         return self._store.expired_until(stream)
+
+    def lows(self, streams: Iterable[StreamId]) -> Mapping[StreamId, int]:
+        """The first rows that are retained of these streams."""
+        return self._store.lows(streams)
 
     def _stretches(
         self, span: StreamSpan, first: int, heads: list[SummarisedBatch], rules_out: RulesOut

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from m4cast.overlay.door.access.rights import Caller
+from m4cast.overlay.door.fields import Frontier
 from m4cast.overlay.door.read.filtered_call import FilteredCall
 from m4cast.overlay.door.read.matching import Found, RowTest, Slice, examined
 from m4cast.overlay.door.read.pacing import Pacing
@@ -87,7 +88,15 @@ class TableReading:
     def _parts(self, call: FilteredCall, spans: list[StreamSpan], below: list[StreamSpan]) -> Iterator[Piece]:
         with self._folded_up_to(call.get.topics[0], below, call.caller) as table:
             sequences = table.sequences(below, with_removals=False)
+        if call.get.retained is not None:
+            self._refuse_compacted(call.get.topics[0], call.get.retained)
         yield from self._given(call, [(span, sequences.get(span.stream, NO_ROWS)) for span in spans])
+
+    def _refuse_compacted(self, topic: str, retained: Frontier) -> None:
+        """Asked after the rows were folded: what replaced the rows that are gone may lie past the position."""
+        lows = self._portions.lows(retained)
+        if any(lows.get(stream, 1) > first for stream, first in retained.items()):
+            raise _compacted(topic)
 
     def _given(self, call: FilteredCall, parts: list[tuple[StreamSpan, Numbers]]) -> Iterator[Piece]:
         for span, standing in parts:
@@ -131,8 +140,7 @@ class TableReading:
                     yield TestedSpan(until=rows.until, rows=rows.row_count, found=found)
             else:
                 if not stretch.passed_rows and len(test.between(at, stretch.until)):
-                    detail = f"table {topic!r} was compacted while it was read: repeat the read"
-                    raise Refusal("missing", detail)
+                    raise _compacted(topic)
                 yield TestedSpan(until=stretch.until, rows=stretch.passed_rows, found=None)
             at = stretch.until
 
@@ -160,6 +168,10 @@ class StandingTest:
 
 def _no_table(topic: str) -> Refusal:
     return bad_request(f"topic {topic!r} is no table: its rows lack {', '.join(KEYS)}. Read it as rows")
+
+
+def _compacted(topic: str) -> Refusal:
+    return Refusal("missing", f"table {topic!r} was compacted while it was read: repeat the read")
 
 
 def _nothing(head: SummarisedBatch) -> bool:

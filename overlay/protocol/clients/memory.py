@@ -14,6 +14,7 @@ Reference: PROTOCOL.md, 21.1 and 21.4; H33, H36 of the design.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 from m4cast.overlay.protocol.clients.state import MAIL, Backfill, ClientProfile, ClientState, Frontier, Sequences
 from m4cast.overlay.value import value
@@ -30,14 +31,19 @@ class ClientRead:
     """None: without end."""
 
 
+DropReason = Literal["not-retained", "given-up"]
+"""All nodes answered, and none retains the rows; or the application gave them up while some node did not answer."""
+
+
 @value
 class Dropped:
-    """Rows that no node retains, though they were still to be given: at most so many matched."""
+    """Rows that were still to be given, and are passed over: at most so many matched."""
 
     topic: str
     origin: str
     first: int
     next: int
+    reason: DropReason = "not-retained"
 
     @property
     def rows_max(self) -> int:
@@ -99,12 +105,12 @@ class ClientMemory:
         others = [fill for fill in self.state.fills if (fill.profile.topic == MAIL) != mail]
         self.state = replace(self.ahead, frontier=merged, fills=(*others, *fills))
 
-    def drop(self, lows: Mapping[str, Mapping[str, int]]) -> list[Dropped]:
+    def drop(self, lows: Mapping[str, Mapping[str, int]], reason: DropReason = "not-retained") -> list[Dropped]:
         """Move past what lies below these lows; what was dropped."""
         dropped = []
         for topic, origins in self.ahead.lacking(lows).items():
             for origin, low in origins.items():
-                dropped.append(Dropped(topic, origin, self.ahead.needs(topic, origin), low))
+                dropped.append(Dropped(topic, origin, self.ahead.needs(topic, origin), low, reason))
                 while (at := self._fill_below(topic, origin, low)) is not None:
                     self.ahead = self.ahead.shortened(at, origin, low)
                 self.ahead = self.ahead.passed(topic, origin, low)

@@ -86,7 +86,8 @@ class Interest:
         self._me = context.me.node_id
         self._rolled_back = rolled_back
         self._is_gone = is_gone
-        self.registrations = Registrations(recovered.of(RegistrationRecord))
+        rows = recovered.of(RegistrationRecord)
+        self.registrations = Registrations(rows, hierarchy=context.config.interest_hierarchy)
         self.clients = ClientRows(recovered.of(ClientRowRecord))
         self.history = InterestHistory(recovered.of(InterestSpanRecord))
         self._state = recovered_state(recovered)

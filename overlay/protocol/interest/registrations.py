@@ -68,9 +68,13 @@ def config_wishes(subscribe: Iterable[tuple[str, str]]) -> dict[str, Wish]:
 
 
 class Registrations:
-    def __init__(self, rows: dict[str, Registration], hash_of: Hash = xxh3_64_intdigest) -> None:
+    def __init__(
+        self, rows: dict[str, Registration], hash_of: Hash = xxh3_64_intdigest, *, hierarchy: bool = True
+    ) -> None:
+        """`hierarchy`: False if registrations that are added cover equal ones alone."""
         self.rows: dict[str, Registration] = {}
         self._hash = hash_of
+        self._hierarchy = hierarchy
         self._ids_of_topic: dict[str, dict[str, None]] = {}
         self._ids_of_key: dict[InterestKey, dict[str, None]] = {}
         self._below: dict[str, dict[str, None]] = {}
@@ -212,6 +216,8 @@ class Registrations:
 
     def _covers(self, wide: str, narrow: str) -> bool:
         one, other = self.rows[wide].canonical, self.rows[narrow].canonical
+        if not self._hierarchy and not wide.startswith(WIDE_PREFIX):
+            return one == other
         if not one or one == other:
             return True
         if not other:

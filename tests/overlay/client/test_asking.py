@@ -263,6 +263,45 @@ def test_a_query_without_a_filter_has_all_rows(channel: Channel, orders: str) ->
 
 
 @pytest.mark.parametrize("scope", ["node", "channel"])
+def test_a_query_of_a_table_chooses_among_rows_that_stand(channel: Channel, served: Served, scope: Any) -> None:
+    """Replaced and removed by rows of the same origin, of another one, and by an older session that comes later."""
+    topic = f"asked-{scope}"
+    there = Channel(served.addresses[1:2])
+    ann = channel.table_writer(topic, "ann", session=1)
+    ann.put({name: {"price": 1} for name in ("same", "gone", "elsewhere", "gone elsewhere", "kept")})
+    ann.put({"same": {"price": 10}})
+    ann.remove(["gone"])
+    moved = there.table_writer(topic, "ann", session=2)
+    moved.put({"elsewhere": {"price": 10}, "late": {"price": 10}})
+    moved.remove(["gone elsewhere"])
+    ann.put({"late": {"price": 1}})
+    there.read(topic, {}, channel.frontier(topic))
+    channel.read(topic, {}, there.frontier(topic))
+    cheap = channel.query(topic, "price < 5", scope=scope)
+    assert [name for rows in cheap for name in rows["_name"].to_pylist()] == ["kept"]
+    assert sorted((each.first, each.next) for each in cheap.ranges) == [(1, 4), (1, 9)]
+    every = channel.query(topic, scope=scope)
+    assert {row["_name"]: row["price"] for rows in every for row in rows.to_pylist()} == {
+        "same": 10,
+        "elsewhere": 10,
+        "late": 10,
+        "kept": 1,
+    }
+
+
+def test_a_query_of_a_table_that_is_compacted_meanwhile_ends_with_an_error(channel: Channel) -> None:
+    """What stood when it was planned may be gone, and what came in its place is not in the ranges."""
+    writer = channel.table_writer("compacted-meanwhile", "ann")
+    writer.put({"a": {"price": 1}})
+    writer.put({"b": {"price": 1}})
+    query = channel.at(channel.nodes[0], timeout_s=0.5).query("compacted-meanwhile", "price < 5")
+    writer.put({"a": {"price": 2}})
+    assert channel.compact_table("compacted-meanwhile")["batches"] == 1
+    with pytest.raises(RefusedError, match="was compacted"):
+        list(query)
+
+
+@pytest.mark.parametrize("scope", ["node", "channel"])
 def test_an_unknown_topic_is_named(channel: Channel, scope: Any) -> None:
     with pytest.raises(RefusedError, match="'nothing'"):
         channel.query("nothing", scope=scope)

@@ -51,11 +51,26 @@ def test_a_query_has_a_partition_for_each_node_that_answers(topic: str, nodes: s
     doors = {name: cluster.node(name).door for name in ("n1", "n2")}
     assert sorted(asked[0] for asked, _ in planned) == sorted(doors.values())
     assert all(set(asked) == set(doors.values()) for asked, _ in planned), "the others are asked if it is lost"
-    assert [(span.first, span.next) for _, spans in planned for span in spans] == [(1, 11), (1, 11)]
+    assert [(span.first, span.next) for _, spans in planned for span, _ in spans] == [(1, 11), (1, 11)]
     found = rows_of(nodes=nodes, topic=topic, scope="channel")
     assert sorted(found["id"].to_pylist()) == [*range(10), *range(100, 110)]
     few = rows_of(nodes=nodes, topic=topic, scope="channel", where="id IN (3, 104)")
     assert sorted(few["id"].to_pylist()) == [3, 104]
+
+
+def test_a_query_of_a_table_has_the_rows_that_stand(topic: str, nodes: str, cluster: LocalCluster) -> None:
+    here, there = cluster.channel("n1"), cluster.channel("n2")
+    ann = here.table_writer(topic, "ann", session=1)
+    ann.put({name: {"price": 1} for name in "abcd"}, acks=1)
+    ann.put({"a": {"price": 10}}, acks=1)
+    moved = there.table_writer(topic, "ann", session=2)
+    moved.put({"b": {"price": 10}}, acks=1)
+    moved.remove(["c"], acks=1)
+    found = rows_of(nodes=nodes, topic=topic, scope="channel")
+    assert dict(zip(found["_name"].to_pylist(), found["price"].to_pylist(), strict=True)) == {"a": 10, "b": 10, "d": 1}
+    assert set(found["_topic"].to_pylist()) == {topic}
+    few = rows_of(nodes=nodes, topic=topic, scope="channel", where="price < 5")
+    assert few["_name"].to_pylist() == ["d"], "the others stood at 1 once"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Clients at real doors: they leave, miss rows, return anywhere, and get each row once."""
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,10 @@ from typing import Any
 import pytest
 
 from m4cast.overlay.client import Channel, Client
+from m4cast.overlay.client.doors import Doors
 from m4cast.overlay.door.clients import attachments
-from m4cast.overlay.errors import LocalProtocolError, RefusedError
+from m4cast.overlay.errors import LocalProtocolError, RefusedError, UnreachableError
+from m4cast.overlay.protocol.clients.packed_state import state_from
 from m4cast.overlay.store.store import Keep
 from tests.overlay.door.served import Served, serving, told_doors
 
@@ -71,6 +75,48 @@ def test_a_client_that_leaves_gets_what_it_missed_elsewhere_once(served: Served)
     assert got(back) == []
     assert back.node == served.addresses[1]
     assert back.memory.session == 2
+
+
+def test_a_client_that_moves_ships_the_short_form(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its library, and by one that knows key and credential only; who does not ask for it gets the long one."""
+    shipped: list[object] = []
+    act = Doors._act
+
+    def counted(doors: Doors, client: Any, limit_s: float, action: str, question: Any) -> Any:
+        answer = act(doors, client, limit_s, action, question)
+        if action in ("client-connect", "client-state"):
+            shipped.extend(each["state"] for each in (question, answer) if each.get("state") is not None)
+        return answer
+
+    client = created(served, "shipped")
+    client.subscribe("shipping")
+    monkeypatch.setattr(Doors, "_act", counted)
+    client.move(served.addresses[1])
+    client.disconnect()
+    until_gone(served, 0, "shipped")
+    client_of(served, "shipped").connect()
+    assert len(shipped) == 5
+    assert all(isinstance(each, dict) and each.keys() == {"short"} for each in shipped)
+    assert state_from(shipped[-1]).frontier.keys() == {"shipping"}
+    who = {"key": "shipped", "credential": SECRET}
+    assert Channel([served.addresses[0]]).doors.ask("client-state", who)["state"].keys() >= {"profiles", "frontier"}
+
+
+def test_a_new_client_has_a_key_of_its_own_and_the_access_point_that_was_chosen_last(served: Served) -> None:
+    """P1, P10: keys are random, whoever makes them; a node is chosen while offline, and counts when it connects."""
+    ann, bob = (Client.new(served.addresses[at:], timeout_s=20) for at in (0, 1))
+    assert len({ann.key, bob.key}) == 2
+    assert [len(bytes.fromhex(each.key)) for each in (ann, bob)] == [16, 16]
+    until_known(served, ann.key)
+    ann.disconnect()
+    assert not bob.online(ann.key), "it has no connection while it is away"
+    ann.channel = Channel(served.addresses[1:2], timeout_s=20)
+    ann.channel = Channel(served.addresses[2:], timeout_s=20)
+    assert (bob.finger(ann.key) or {})["node"] == "n0", "nothing has changed before it connects"
+    ann.connect()
+    assert ann.node == served.addresses[2]
+    for client in (ann, bob):
+        client.disconnect()
 
 
 def until_gone(served: Served, at: int, key: str) -> None:
@@ -212,6 +258,60 @@ def test_own_rows_are_not_handed_back(served: Served) -> None:
     client.disconnect()
 
 
+def test_own_rows_are_known_by_the_file(served: Served, tmp_path: Path) -> None:
+    file = str(tmp_path / "own.json")
+    client = created(served, "own", exclude_own=True, file=file)
+    client.subscribe("own")
+    client.publish("own", [{"n": 1}], acks=2)
+    client.publish("own", [{"n": 2}], acks=2)
+    assert [(each.first, each.next) for each in client.own] == [(1, 3)]
+    client.disconnect()
+    publish(served, "own", 3, 1)
+    again = Client(served.addresses[1:], file=file, exclude_own=True, timeout_s=20)
+    again.connect()
+    assert got(again) == [3]
+    assert again.own == [], "what is acknowledged is forgotten"
+    again.disconnect()
+
+
+FORKING = """
+import os, sys
+from m4cast.overlay.client import Client
+from m4cast.overlay.errors import LocalProtocolError
+
+client = Client(sys.argv[1], key="forking", credential=sys.argv[2])
+
+def in_child():
+    if os.fork():
+        os.wait()
+        return
+    try:
+        client.connect()
+        print([n for rows in client.notifications(idle_s=0.3) for n in rows["n"].to_pylist()], flush=True)
+        client.disconnect()
+    except LocalProtocolError as error:
+        print(error, flush=True)
+    os._exit(0)
+
+in_child()
+client.connect()
+print(client.profiles, flush=True)
+in_child()
+"""
+
+
+def test_a_forked_child_uses_the_client_or_is_told_that_it_cannot(served: Served) -> None:
+    client = created(served, "forking")
+    client.subscribe("forking")
+    client.disconnect()
+    publish(served, "forking", 0, 3)
+    command = [sys.executable, "-c", FORKING, served.addresses[0], SECRET]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    before, parent, after = done.stdout.splitlines()
+    assert (before, parent) == ("[0, 1, 2]", "{'default': ('forking', None)}")
+    assert "forked after its parent had used a channel: fork before that" in after
+
+
 def test_who_is_where(served: Served) -> None:
     client, other = created(served, "finger-a"), created(served, "finger-b", at=1)
     until_known(served, "finger-a")
@@ -279,13 +379,61 @@ def test_rows_that_no_node_retains_are_told(served: Served) -> None:
     client.connect()
     assert got(client) == [10, 11]
     assert [(each.topic, each.first, each.next, each.rows_max) for each in told] == [("poor", 1, 11, 10)]
+    assert {each.reason for each in told} == {"not-retained"}
     assert client.dropped == told
     client.disconnect()
 
 
-def trim(served: Served, at: int, topic: str) -> int:
+def test_rows_that_are_given_up_are_told_as_such(served: Served) -> None:
+    """A node that does not answer may retain them: only the application decides."""
+    client = Client([*served.addresses, "127.0.0.1:9"], key="hasty", credential=SECRET, timeout_s=5)
+    client.connect(create=True)
+    client.subscribe("hasty")
+    publish(served, "hasty", 0, 10)
+    Channel([served.addresses[0]]).delete_topic("hasty")
+    for at in (1, 2):
+        trim(served, at, "hasty")
+    publish(served, "hasty", 10, 1)
+    notifications = client.notifications(idle_s=IDLE_S)
+    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:9"):
+        next(notifications)
+    assert client.dropped == []
+    notifications.drop()
+    assert got(client) == [10]
+    assert [(each.rows_max, each.reason) for each in client.dropped] == [(10, "given-up")]
+    client.disconnect()
+
+
+@pytest.mark.parametrize("quota", ["bytes", "age"])
+def test_what_is_past_the_quota_is_dropped_and_told(served: Served, quota: str) -> None:
+    """An absent client holds rows at its access point up to `hold_bytes_max`, and until `hold_ms_max`."""
+    topic, told = f"quota-{quota}", list[Any]()
+    client = created(served, topic, on_dropped=told.extend)
+    client.subscribe(topic)
+    client.disconnect()
+    for first in range(0, 50, 10):
+        publish(served, topic, first, 10)
+    for at in (1, 2):
+        trim(served, at, topic)
+    assert trim(served, 0, topic) == 1, "held for the client"
+    if quota == "bytes":
+        half = Channel([served.addresses[0]]).describe(topic)["bytes"] // 2
+        low = trim(served, 0, topic, hold_bytes_max=half)
+        assert low == 31
+    else:
+        assert trim(served, 0, topic, hold_ms_max=3_600_000) == 1
+        low = trim(served, 0, topic, hold_ms_max=0)
+        assert low == 51
+    publish(served, topic, 50, 10)
+    client.connect()
+    assert got(client) == list(range(low - 1, 60))
+    assert [(each.first, each.next, each.rows_max, each.reason) for each in told] == [(1, low, low - 1, "not-retained")]
+    client.disconnect()
+
+
+def trim(served: Served, at: int, topic: str, **holds: int) -> int:
     """Remove what nothing holds; the first sequence that is left."""
-    keep = Keep(bytes_max=0, age_ms_max=None, hold_bytes_max=None, hold_ms_max=None)
+    keep = Keep(**{"bytes_max": 0, "age_ms_max": None, "hold_bytes_max": None, "hold_ms_max": None, **holds})
     store = served.nodes[at].store
     store.set_keep(topic, keep).result(30)
     store.trim(served.nodes[at].driver.clock.now_ms()).result(30)

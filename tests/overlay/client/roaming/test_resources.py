@@ -135,4 +135,7 @@ def test_rows_that_replace_others_reach_whoever_wanted_those(served: Served) -> 
         return found
 
     until(of_poland, ["gdansk"])
+    for scope in ("node", "channel"):
+        asked = bob.query("cities", "country = 'PL'", scope=scope)
+        assert [name for rows in asked for name in rows["_name"].to_pylist()] == ["gdansk"]
     ann.disconnect()

@@ -6,7 +6,7 @@ from m4cast.overlay.door.clients.group_shares import GroupShares
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.requests import ClientReader
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.clients.group import owner_of
+from m4cast.overlay.protocol.clients.group import MEMBERS_MAX, owner_of
 
 STREAMS = [StreamId(NodeId(bytes([number] * 16)), "t") for number in range(12)]
 
@@ -38,3 +38,14 @@ def test_who_is_no_member_any_longer_is_told_to_connect_again() -> None:
     for key in ("k", "unknown"):
         with pytest.raises(Refusal, match="connect it again"):
             shares.see(key, 1)
+
+
+def test_a_group_has_as_many_members_as_it_may_and_no_more() -> None:
+    shares = GroupShares(lambda: 0)
+    for number in range(MEMBERS_MAX):
+        shares.join("k", f"m{number}", number + 1)
+    shares.join("k", "m0", 1_000)  # the same member again
+    with pytest.raises(Refusal, match=f"has {MEMBERS_MAX} members"):
+        shares.join("k", "one more", 1_001)
+    shares.leave("k", 2)
+    shares.join("k", "one more", 1_001)

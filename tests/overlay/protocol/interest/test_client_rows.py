@@ -1,6 +1,9 @@
 """Rows of clients travel with the interest of their access point, and last as registrations do."""
 
+import pytest
+
 from m4cast.overlay.config import NodeConfig
+from m4cast.overlay.protocol.clients.access_point import SeenRow, seen_row, winner
 from m4cast.overlay.protocol.effects import AnnounceClients, Append, ClientRow, Refused, Subscribed
 from m4cast.overlay.protocol.interest.registrations import ANNOUNCED_MAX
 from tests.overlay.protocol.interest.mesh import Member, Mesh, wish
@@ -15,6 +18,34 @@ def row(session: int, *, covered: bool = True) -> ClientRow:
 
 def announce(member: Member, *rows: tuple[str, ClientRow | None], request: int = 1) -> None:
     member.interest.announce_clients(AnnounceClients(request, rows), 0)
+
+
+def client_at(member: Member) -> SeenRow | None:
+    """Where the client is, as this node sees it."""
+    entries = member.interest.view.used()
+    found = [seen_row(entry.node_id, item) for entry in entries for item in entry.items.values()]
+    return winner(seen for each in found if each is not None for seen in [each[1]])
+
+
+@pytest.mark.parametrize("keeps_ghost", [False, True])
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_f10_the_later_session_counts_in_whichever_order_its_news_come(
+    order: tuple[int, int], keeps_ghost: bool
+) -> None:
+    """The client leaves A, and connects at B; Z hears of it in both orders, and all end with: at B."""
+    mesh = Mesh([(1, 3), (2, 3)])
+    announce(mesh[1], ("k", row(1)))
+    mesh.run()
+    assert client_at(mesh[3]) == (mesh[1].node_id, row(1))
+    announce(mesh[1], ("k", row(1) if keeps_ghost else None), request=2)
+    announce(mesh[2], ("k", row(2)), request=2)
+    news = {number: mesh[number].out() for number in (1, 2)}
+    for number in order:
+        for _, message in news[number]:
+            mesh[3].take(mesh[number], message)
+    assert client_at(mesh[3]) == (mesh[2].node_id, row(2))
+    mesh.run()
+    assert [client_at(mesh[number]) for number in (1, 2, 3)] == [(mesh[2].node_id, row(2))] * 3
 
 
 def test_a_row_reaches_all_nodes_and_leaves_them() -> None:
