@@ -124,7 +124,7 @@ class Federation:
             MergeUnit: lambda each: self.addition.merge(each.level, each.address),
             LeaveUnit: lambda each: self._leave(),
             WantRows: lambda each: self.interest.want(each.name, each.want),
-            UnwantRows: lambda each: self.interest.unwant(each.name),
+            UnwantRows: lambda each: self._unwant(each.name),
             PublishEvent: lambda each: self.routing.publish(each.event),
             ClientArrived: self.roaming.arrive,
             HandOver: lambda each: self.routing.hand_over(each.name, each.event),
@@ -195,6 +195,10 @@ class Federation:
                     self.routing.retry()
                 case AdditionDue(call):
                     self.addition.overdue(call)
+
+    def _unwant(self, name: str) -> None:
+        self.interest.unwant(name)
+        self.roaming.drop(name)
 
     def _check(self) -> None:
         vertex, settings = self.vertex, self.vertex.settings

@@ -52,6 +52,13 @@ class Roaming:
             self._interest.want(name, arrived.want)
         self._asked_ms.pop(name, None)
 
+    def drop(self, name: str) -> None:
+        """A client that is here wants nothing any longer; if it came from a node, that has released it."""
+        client = self.clients.get(name)
+        if client is not None and not client.to and not client.previous:
+            del self.clients[name]
+            self._vertex.out.append(KeepValue(("client", name), None))
+
     def tell_previous(self) -> None:
         """Tell the nodes that clients came from, once their wants are confirmed here; again until they answer."""
         vertex = self._vertex

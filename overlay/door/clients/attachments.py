@@ -20,6 +20,7 @@ from random import SystemRandom
 from typing import Any
 
 from m4cast.overlay.door.access.rights import Caller
+from m4cast.overlay.door.clients.arrived_rows import ArrivedRows
 from m4cast.overlay.door.clients.client_lease import ClientLease
 from m4cast.overlay.door.clients.client_requests import (
     ClientQuestion,
@@ -53,7 +54,8 @@ from m4cast.overlay.protocol.clients.access_point import (
 )
 from m4cast.overlay.protocol.clients.group import joined
 from m4cast.overlay.protocol.clients.packed_state import packed_of
-from m4cast.overlay.protocol.clients.state import ClientState, Frontier, json_of, state_of
+from m4cast.overlay.protocol.clients.roamed import ROAMED_HASH, roamed_of
+from m4cast.overlay.protocol.clients.state import ClientState, json_of, state_of
 from m4cast.overlay.protocol.effects import AnnounceClients, ClientRow, InterestChanged
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire.interest import CLIENT_LANGUAGE, InterestItem
@@ -77,10 +79,11 @@ class ClientAdmin(ManyClients):
         self._store = store
         self._node = node
         self._frontiers = frontiers
+        self._rows = ArrivedRows(store, frontiers)
         self._timeout_s = timeout_s = selective.timeout_s
         self._wants = ClientWants(node, selective)
         self._unsettled: dict[str, None] = {}
-        """Clients whose rows of selective topics have not all arrived."""
+        """Clients whose rows have not all arrived."""
         self._turns = [threading.Lock() for _ in range(STRIPES)]
         self._lock = threading.Lock()
         """Over the fields below."""
@@ -88,7 +91,7 @@ class ClientAdmin(ManyClients):
         self._heard_at: dict[str, float] = {}
         """The time at which each connected client called last, on the monotonic clock."""
         self._moved: OrderedDict[str, str] = OrderedDict()
-        """Clients that went elsewhere, and where to."""
+        """Clients that went elsewhere, and where they are attached."""
         self._groups = GroupShares(node.now_ms)
         self._keepers = KeeperLeases(store, node, selective)
         self._lease = ClientLease(store, node.clock_ms, timeout_s, self._keepers.tell)
@@ -121,11 +124,14 @@ class ClientAdmin(ManyClients):
                 found = replace(found, state=joined(here, found.state))
             self._keep(asked.key, found.state)
             self._lease.include(found.state)
-            lacking = self._lacking(found.state)
+            lacking = self._rows.lacking(found.state)
+            if asked.session and not rows:
+                self._rows.strangers[asked.key] = None
             own = next((seen.row for seen in rows if seen.node_id == me), None)
             is_new = found.is_new or own is None
             if is_new or own is None:
-                has_all = not lacking and not self._wants.is_wanted(found.state)
+                is_whole = not lacking and not self._is_awaited(asked.key, found.state)
+                has_all = is_whole and not self._wants.is_wanted(found.state)
                 row = ClientRow(found.session, has_all, self._node.clock_ms(), digest)
             else:
                 row = own
@@ -154,7 +160,7 @@ class ClientAdmin(ManyClients):
             "version": version,
             "state": packed_of(found.state) if asked.short else json_of(found.state),
             "lacking": lacking,
-            "waiting_max": self._waiting_max(found.state),
+            "waiting_max": self._rows.waiting_max(found.state),
             "node_id": me.hex(),
         }
 
@@ -176,7 +182,7 @@ class ClientAdmin(ManyClients):
                 self._groups.change(asked.key, asked.connection)
             if state.topics != before.topics:
                 self._lease.include(state)
-            lacking = self._lacking(state)
+            lacking = self._rows.lacking(state)
             _, row = self._own_row(asked.key)
             if row is not None:
                 if state.profiles != before.profiles:
@@ -208,10 +214,11 @@ class ClientAdmin(ManyClients):
 
     def _cover(self, key: str, row: ClientRow, state: ClientState) -> None:
         """Announce that all rows are here, if they are; with the turn of the key."""
-        if row.covered or self._lacking(state):
+        if row.covered or self._rows.lacking(state):
             return
-        if self._wants.is_settled(key, state):
+        if self._wants.is_settled(key, state) and not self._is_awaited(key, state):
             self._unsettled.pop(key, None)
+            self._rows.strangers.pop(key, None)
             self._announce(key, replace(row, covered=True))
         else:
             self._unsettled[key] = None
@@ -334,7 +341,7 @@ class ClientAdmin(ManyClients):
                 raise Refusal("not-connected", f"this is no member of group {key!r} any longer: connect it again")
             raise Refusal("client-elsewhere", f"client {key!r} was connected again, and this connection is over")
         if moved is not None:
-            raise Refusal("client-elsewhere", f"client {key!r} is attached to node {moved}: this connection is over")
+            raise Refusal("client-elsewhere", f"client {key!r} is attached {moved}: this connection is over")
         raise Refusal("not-connected", f"client {key!r} is not connected here: connect it again")
 
     # ---- parts of these
@@ -381,19 +388,8 @@ class ClientAdmin(ManyClients):
         waited(asked, self._timeout_s, is_cancelled)
         self._start()
 
-    def _lacking(self, state: ClientState) -> Frontier:
-        lows: Frontier = {}
-        streams = self._frontiers.positions(state.topics)
-        for stream, low in self._store.lows(streams).items():
-            lows.setdefault(stream.topic, {})[stream.origin.hex()] = low
-        return state.lacking(lows)
-
-    def _waiting_max(self, state: ClientState) -> int:
-        """Return the number of rows from the position on, whether they match or not."""
-        waiting = 0
-        for stream, until in self._frontiers.positions(state.topics).items():
-            waiting += max(until - state.needs(stream.topic, stream.origin.hex()), 0)
-        return waiting
+    def _is_awaited(self, key: str, state: ClientState) -> bool:
+        return self._rows.is_awaited(key, state, self._wants.selective(state))
 
     def _let_go(self, key: str) -> None:
         """First the row, then the state: a row without a state is never announced. What the row announces is no longer
@@ -417,7 +413,11 @@ class ClientAdmin(ManyClients):
             self._start()
             self._heard.put((output.node_id, []))
         if self._worker is not None:
-            items = [item for item in (*output.joined, *output.rejoined) if item.language == CLIENT_LANGUAGE]
+            items = [
+                item
+                for item in (*output.joined, *output.rejoined)
+                if item.language == CLIENT_LANGUAGE or item.topic_hash == ROAMED_HASH
+            ]
             if items:
                 self._heard.put((output.node_id, items))
 
@@ -454,8 +454,12 @@ class ClientAdmin(ManyClients):
                 log.warning("clients: %s", error)
 
     def _follow(self, node_id: NodeId, items: list[InterestItem]) -> None:
-        """Rows of another node: clients of ours that went there are told so, and let go once they are covered."""
+        """Rows of another node: clients of ours that went there are told so, and let go once they are covered. Those
+        that went to another channel are let go at once: its gatekeeper has seen to the rest."""
         for item in items:
+            if item.topic_hash == ROAMED_HASH:
+                self._follow_roamed(item.text)
+                continue
             found = seen_row(node_id, item)
             if found is None:
                 continue
@@ -466,12 +470,27 @@ class ClientAdmin(ManyClients):
                     continue
                 mine = SeenRow(me, own)
                 if is_superseded(mine, other):
-                    self._groups.drop(key)
-                    with self._lock:
-                        self._connections.pop(key, None)
-                        self._heard_at.pop(key, None)
-                        self._moved[key] = node_id.hex()
-                        while len(self._moved) > MOVED_MAX:
-                            self._moved.popitem(last=False)
+                    self._end(key, f"to node {node_id.hex()}")
                 if lets_go(mine, other):
                     self._let_go(key)
+
+    def _follow_roamed(self, text: str) -> None:
+        found = roamed_of(text)
+        if found is None:
+            return
+        key, session = found
+        with self._turn(key):
+            _, own = self._own_row(key)
+            if own is not None and own.session < session:
+                self._end(key, "in another channel")
+                self._let_go(key)
+
+    def _end(self, key: str, where: str) -> None:
+        """The client's connection is over: it is attached elsewhere."""
+        self._groups.drop(key)
+        with self._lock:
+            self._connections.pop(key, None)
+            self._heard_at.pop(key, None)
+            self._moved[key] = where
+            while len(self._moved) > MOVED_MAX:
+                self._moved.popitem(last=False)

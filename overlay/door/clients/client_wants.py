@@ -59,7 +59,11 @@ class ClientWants:
 
     def is_wanted(self, state: ClientState) -> bool:
         """True if the client wants rows of selective topics."""
-        return bool(self._selective.chosen(state.topics))
+        return bool(self.selective(state))
+
+    def selective(self, state: ClientState) -> tuple[str, ...]:
+        """The selective topics that the client wants rows of."""
+        return tuple(self._selective.chosen(state.topics))
 
     def keep(self, key: str, session: int, state: ClientState, owner: str) -> None:
         """Register what the client wants, and nothing else in its name."""

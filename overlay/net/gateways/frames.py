@@ -52,6 +52,7 @@ from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.net.gateways.messages import (
     AcrossFrame,
     CarriedCopy,
+    ClientFindMessage,
     ExportedStmt,
     ExportedStream,
     FindMessage,
@@ -132,6 +133,7 @@ _MESSAGES: dict[str, Any] = {
         *get_args(AdditionMessage),
         ExportedStmt,
         *get_args(FindMessage),
+        *get_args(ClientFindMessage),
         StoredPlace,
         StoredCopy,
         StoredHead,

@@ -23,8 +23,6 @@ from m4cast.overlay.federation.contract import (
     AdditionDone,
     AdditionFailed,
     AddressHeard,
-    ClientGone,
-    ClientRefused,
     CloseLink,
     ConnectFailed,
     ConnectTo,
@@ -38,18 +36,14 @@ from m4cast.overlay.federation.contract import (
     LinkDelay,
     LinkHeard,
     LinkOpened,
-    MailUnknown,
-    MatchedUnits,
     PartitionChanged,
     PlaceChanged,
     PublishEvent,
     SendAddress,
     SendLink,
     TimeCame,
-    TopicQuenched,
     UnsendCopies,
     UnwantRows,
-    WantActive,
     WantRows,
 )
 from m4cast.overlay.federation.federation import Federation
@@ -60,6 +54,7 @@ from m4cast.overlay.federation.messages import (
     EventAck,
     EventCopy,
     EventId,
+    RoutedNote,
     UnitWant,
 )
 from m4cast.overlay.federation.units import Unit, UnitId, members
@@ -98,6 +93,7 @@ from m4cast.overlay.net.gateways.messages import (
     WithheldCopy,
 )
 from m4cast.overlay.net.gateways.places import GatewayPlaces
+from m4cast.overlay.net.gateways.reports.reports import CLIENT_FINDS, MachineReports
 from m4cast.overlay.net.gateways.rules import GatewayRules, may_enter, may_leave
 from m4cast.overlay.net.gateways.view import view_of_links, view_of_units
 from m4cast.overlay.protocol.effects import Covered, Delivered, SendAcross
@@ -138,8 +134,6 @@ class Gatekeeper:
         self.config = config
         self.me = UnitId(driver.node.me.node_id)
         self.counts: Counter[str] = Counter()
-        self.active: dict[str, int] = {}
-        """Want -> the level up to which it is confirmed."""
         self._driver = driver
         self._side = ChannelSide(driver)
         self._kept = KeptRows(store.federation)
@@ -154,6 +148,12 @@ class Gatekeeper:
         self.places: GatewayPlaces
         self.exports: Exports
         self.imports: Imports
+        self.reports: MachineReports
+
+    @property
+    def active(self) -> dict[str, int]:
+        """Want -> the level up to which it is confirmed."""
+        return self.reports.active
 
     # ---- life
 
@@ -182,6 +182,7 @@ class Gatekeeper:
         self.places = GatewayPlaces(
             self.config, self.machine, self.feed, self.links.dial, lambda: list(self.links.links.values()), self._kept
         )
+        self.reports = MachineReports(self._driver, self.machine, self.feed, self._fellows, self.links.links)
         self._perform(self.machine.start())
         self._want()
         self.imports.start(self._driver.node.me.node_id)
@@ -211,7 +212,9 @@ class Gatekeeper:
         """Want what the configuration imports, and no longer what it does not."""
         wanted = {f"{IMPORT_NAME}{topic}": UnitWant(topic) for topic in self._rules.imported()}
         for name in list(self.machine.interest.clients):
-            if name not in wanted:  # what is wanted on demand is found anew
+            if (
+                name not in wanted and name not in self.machine.roaming.clients
+            ):  # what is wanted on demand is found anew
                 self.feed(UnwantRows(name))
         for name, want in wanted.items():
             if self.machine.interest.clients.get(name) != want:
@@ -223,6 +226,7 @@ class Gatekeeper:
             await asyncio.sleep(LOOK_S)
             self._keep_origins()
             self.demanded.look()
+            self.reports.look()
             self._greet_again()
             self.places.look()
             self.imports.look()
@@ -388,19 +392,16 @@ class Gatekeeper:
                     link = self.links.links.get(conn)
                     if link is not None:
                         link.unsend(numbers)
-                case WantActive(name, level, is_confirmed):
-                    if is_confirmed:
-                        self.active[name] = level
                 case AdditionDone():
                     self.places.done(output)
                 case AdditionFailed():
                     self.places.failed(output)
                 case PartitionChanged(level, units):
                     log.info("level %d: %d units cannot be reached", level, len(units))
-                case KeepValue() | DeliverEvent() | PlaceChanged() | MatchedUnits():
+                case KeepValue() | DeliverEvent() | PlaceChanged():
                     pass
-                case ClientGone() | ClientRefused() | TopicQuenched() | MailUnknown():
-                    pass  # of clients that roam and of mail: these use the channel's own tables so far
+                case _:
+                    self.reports.perform(output)
 
     # ---- batches
 
@@ -452,6 +453,7 @@ class Gatekeeper:
     # ---- the channel
 
     def _shown(self, shown: Shown) -> None:
+        self.reports.shown(shown)
         if isinstance(shown, Delivered):
             stream = shown.delivery.stream
             self.exports.delivered(stream)
@@ -511,6 +513,7 @@ class Gatekeeper:
 
     def _gone(self, link: GatewayLink) -> None:
         self.finding.link_down(link)
+        self.reports.link_down(link)
         self.exports.again()
 
     def unreachable(self, address: str) -> None:
@@ -546,6 +549,8 @@ class Gatekeeper:
             case _ if isinstance(message, _FIND):
                 batch = batch_in(body) if isinstance(message, PulledBatch) else None
                 self.finding.heard(link, message, batch)
+            case _ if isinstance(message, CLIENT_FINDS):
+                self.reports.heard(link, message)
             case _:
                 self._machine_message(link, message)
 
@@ -558,6 +563,8 @@ class Gatekeeper:
         self._feed_heard(link, LinkHeard(link.conn, inner))
         if isinstance(inner, EventAck):
             self.exports.again()
+        elif isinstance(inner, RoutedNote):
+            self.reports.note_came(inner)
 
     def _copy_came(self, link: GatewayLink, part: CarriedCopy, body: memoryview) -> None:
         batch = batch_in(body) if part.head is None else None

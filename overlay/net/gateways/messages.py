@@ -224,6 +224,29 @@ class AcrossFrame:
 
 
 @value
+class ClientFindCall:
+    """Asks who has a row of this client with a lower session."""
+
+    asker: UnitId
+    ask: int
+    key: str
+    digest: bytes
+    session: int
+    hops: int
+
+
+@value
+class ClientFindResp:
+    """All who were asked beyond the sender have answered. `session` 0: nobody has an older row."""
+
+    asker: UnitId
+    ask: int
+    session: int
+    at: Chain
+    is_cut: bool
+
+
+@value
 class StoredPlace:
     """`KeptPlace` on disk."""
 
@@ -274,6 +297,7 @@ class StoredWish:
 
 
 FindMessage = StreamFindCall | StreamFindResp | StreamPullCall | PulledBatch | StreamPullResp | AcrossFrame
+ClientFindMessage = ClientFindCall | ClientFindResp
 GatewayMessage = (
     GatewayHello
     | GatewayRefused
@@ -289,5 +313,6 @@ GatewayMessage = (
     | AdditionMessage
     | ExportedStmt
     | FindMessage
+    | ClientFindMessage
 )
 """The messages that may be sent on a link."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from m4cast.overlay.federation.contract import ClientArrived, FederationSettings
+from m4cast.overlay.federation.contract import ClientArrived, FederationSettings, UnwantRows
 from m4cast.overlay.federation.messages import UnitWant
 from m4cast.overlay.profiles.profile import parse
 from m4cast.overlay.sim.federation.hierarchies import build, f3
@@ -181,3 +181,15 @@ def test_a_client_that_moves_on_before_it_was_released() -> None:
     assert len(client.had) == 70
     wanted = [site for site in world.sites if "ann" in machine(world, site).interest.clients]
     assert wanted == ["g.1"], "one node is left that wants it"
+
+
+def test_a_client_that_wants_nothing_any_longer_is_forgotten() -> None:
+    """Unless the node that it came from has not released it."""
+    run = Roaming()
+    run.arrive(run.client("a.1"), "b.1")
+    federation = machine(run.world, "b.1")
+    federation.roaming.drop("ann")
+    assert "ann" in federation.roaming.clients
+    run.settle()
+    federation.handle(UnwantRows("ann"), federation.vertex.now_ms)
+    assert "ann" not in federation.roaming.clients

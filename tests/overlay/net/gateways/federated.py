@@ -9,6 +9,9 @@ from typing import Any
 
 from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.config.federation import FederationConfig, GatewayConfig
+from m4cast.overlay.door.flight import FlightDoor
+from m4cast.overlay.door.limits import DoorLimits
+from m4cast.overlay.door.services import Services
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.net.gateways.gatekeeper import Gatekeeper
 from m4cast.overlay.protocol.wire.batch import Batch, Delivery
@@ -29,6 +32,7 @@ class Member:
     running: Running
     gatekeeper: Gatekeeper | None = None
     config: FederationConfig | None = None
+    door: FlightDoor | None = None
 
     @property
     def keeper(self) -> Gatekeeper:
@@ -69,8 +73,16 @@ class Member:
             self.running.driver.watchers.remove(self.gatekeeper._shown)
             self.gatekeeper = None
 
+    async def open_door(self) -> str:
+        """Start a door beside the node; its address."""
+        driver = self.running.driver
+        self.door = FlightDoor(driver, Services(driver, self.running.store, DoorLimits()))
+        return self.door.address
+
     async def stop(self) -> None:
         await self.close_gate()
+        if self.door is not None:
+            await self.door.stop()
         await self.running.stop()
 
 

@@ -48,6 +48,8 @@ from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.net.gateways import frames
 from m4cast.overlay.net.gateways.messages import (
     AcrossFrame,
+    ClientFindCall,
+    ClientFindResp,
     ExportedStmt,
     ExportedStream,
     GatewayHello,
@@ -135,6 +137,8 @@ MESSAGES: dict[str, tuple[GatewayMessage, Batch | None]] = {
     "pulled": (PulledBatch(ID, 1), BATCH),
     "pull-over": (StreamPullResp(ID, 1, 9), None),
     "across": (AcrossFrame(ID, 1, is_back=True), BATCH),
+    "client-find": (ClientFindCall(ID, 1, "anna", bytes(16), 3, 1), None),
+    "client-find-answer": (ClientFindResp(ID, 1, 2, (ID, OTHER), is_cut=False), None),
 }
 
 

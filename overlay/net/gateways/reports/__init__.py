@@ -1,0 +1,6 @@
+"""What the federation's machine tells its node, and what the channel makes of it (PROTOCOL.md 22.7 and on).
+
+reports         composes the others
+client_finding  asks all gatekeepers for a client
+roamers         clients that come from other channels, or went there
+"""

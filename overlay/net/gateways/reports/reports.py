@@ -1,0 +1,74 @@
+"""The machine's reports: levels of wants, clients that roam; and the messages that gatekeepers exchange about them."""
+
+from collections.abc import Callable
+from typing import get_args
+
+from m4cast.overlay.federation.contract import (
+    ClientGone,
+    ClientRefused,
+    FederationInput,
+    FederationOutput,
+    MailUnknown,
+    MatchedUnits,
+    TopicQuenched,
+    WantActive,
+)
+from m4cast.overlay.federation.federation import Federation
+from m4cast.overlay.federation.messages import ClientReleased, RoutedNote
+from m4cast.overlay.federation.units import UnitId
+from m4cast.overlay.net.driver import Driver, Shown
+from m4cast.overlay.net.gateways.link import GatewayLink
+from m4cast.overlay.net.gateways.messages import ClientFindMessage
+from m4cast.overlay.net.gateways.reports.client_finding import ClientFinding
+from m4cast.overlay.net.gateways.reports.roamers import ChannelRoamers
+from m4cast.overlay.protocol.effects import InterestChanged
+
+Report = ClientGone | ClientRefused | TopicQuenched | MailUnknown | WantActive | MatchedUnits
+REPORTS = get_args(Report)
+CLIENT_FINDS = get_args(ClientFindMessage)
+
+
+class MachineReports:
+    """`feed` takes inputs of the machine, `fellows` are the other gatekeepers of the channel, `links` those up."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        machine: Federation,
+        feed: Callable[[FederationInput], None],
+        fellows: Callable[[], list[UnitId]],
+        links: dict[int, GatewayLink],
+    ) -> None:
+        self.active: dict[str, int] = {}
+        """Want -> the level up to which it is confirmed."""
+        self.roamers = ChannelRoamers(driver, machine, feed, fellows)
+        self.roamers.finding = ClientFinding(UnitId(driver.node.me.node_id), links, self.roamers.older)
+
+    def shown(self, shown: Shown) -> None:
+        """The node shows something."""
+        if isinstance(shown, InterestChanged):
+            self.roamers.changed(shown)
+
+    def look(self) -> None:
+        self.roamers.look()
+
+    def perform(self, output: FederationOutput) -> None:
+        match output:
+            case WantActive(name, level, is_confirmed):
+                if is_confirmed:
+                    self.active[name] = level
+            case ClientGone():
+                self.roamers.gone(output)
+            case _:
+                pass
+
+    def heard(self, link: GatewayLink, message: ClientFindMessage) -> None:
+        self.roamers.finding.heard(link, message)
+
+    def note_came(self, note: RoutedNote) -> None:
+        """A note of the machine came, and was handed to it."""
+        if isinstance(note.body, ClientReleased):
+            self.roamers.released(note.body.client)
+
+    def link_down(self, link: GatewayLink) -> None:
+        self.roamers.finding.link_down(link)

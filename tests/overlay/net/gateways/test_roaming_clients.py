@@ -1,0 +1,137 @@
+"""Clients that roam between real channels: what they want, where they are and what they missed follow them."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from m4cast.overlay.client import Channel, Client
+from m4cast.overlay.errors import RefusedError
+from tests.overlay.net.gateways.federated import Channels, Member, gates, gateway, until
+from tests.overlay.net.gateways.test_gateways import run
+from tests.overlay.net.running import TIMEOUT_S
+
+T = TypeVar("T")
+SECRET = "a-secret-of-this-test"
+TOPICS = ("orders", "ticks")
+
+
+async def blocking(work: Callable[[], T]) -> T:
+    async with asyncio.timeout(TIMEOUT_S):
+        return await asyncio.to_thread(work)
+
+
+async def make_selective(door: str) -> None:
+    """Make topic ticks, once all nodes of the channel have stated their version."""
+
+    def make() -> None:
+        while True:
+            try:
+                Channel([door]).create_topic("ticks", route_by=["kind"])
+                return
+            except RefusedError as error:
+                if error.code != "old-nodes":
+                    raise
+
+    await blocking(make)
+
+
+async def publish(door: str, topic: str, first: int, count: int) -> None:
+    rows = [{"n": n, "kind": "even" if n % 2 == 0 else "odd"} for n in range(first, first + count)]
+    await blocking(lambda: Channel([door]).publish(topic, rows))
+
+
+def got(client: Client, count: int) -> list[int]:
+    """The next rows, at least so many, and those that come shortly after them."""
+    found: list[int] = []
+    while len(found) < count:
+        found += [n for rows in client.notifications(idle_s=0.5) for n in rows.column("n").to_pylist()]
+    return sorted(found)
+
+
+def has_let_go(members: list[Member], key: str) -> bool:
+    """Nobody in the channel has a row, a state or a registration of the client, nor has to be told of it."""
+    return all(
+        key not in member.running.driver.node.interest.clients.rows
+        and member.running.store.clients.get(key) is None
+        and not any(name.endswith(f"/{key}") for name in member.running.driver.node.interest.registrations.rows)
+        for member in members
+    )
+
+
+async def two_channels(channels: Channels) -> tuple[list[Member], list[Member], list[str], list[str]]:
+    """Channels a and b, whose topics cross both ways, and the doors of their nodes."""
+    a, b = await channels.add("a", 2), await channels.add("b", 2)
+    at_a, at_b = [await member.open_door() for member in a], [await member.open_door() for member in b]
+    rules: dict[str, Any] = {"exports": TOPICS, "imports": ("orders",), "on_demand": ("ticks",)}
+    await a[0].open_gate(gates(gateway("b", **rules)))
+    await b[0].open_gate(gates(gateway("a", address=a[0].gate, **rules)))
+    await until(lambda: all(member.keeper.active.get("import:orders") == 2 for member in (a[0], b[0])))
+    return a, b, at_a, at_b
+
+
+async def each(clients: list[Client], work: Callable[[Client], T]) -> list[T]:
+    return list(await asyncio.gather(*(blocking(partial(work, client)) for client in clients)))
+
+
+def test_clients_roam_to_another_channel_and_back_with_what_they_missed(tmp_path: Path) -> None:
+    async def scenario(channels: Channels) -> None:
+        a, b, at_a, at_b = await two_channels(channels)
+        for door in (at_a[0], at_b[0]):
+            await make_selective(door)
+        clients = [Client([at_a[number % 2]], key=f"c{number}", credential=SECRET) for number in range(4)]
+        await each(clients, lambda client: client.connect(create=True))
+        await each(clients, lambda client: client.subscribe("orders", "n >= 5"))
+        await each(clients, lambda client: client.subscribe("ticks", "kind = 'even'", name="t"))
+        await publish(at_a[1], "orders", 0, 10)
+        await publish(at_a[1], "ticks", 100, 10)
+        assert await each(clients, lambda client: got(client, 10)) == [[*range(5, 10), *range(100, 110, 2)]] * 4
+        await each(clients, lambda client: client.disconnect())
+        await publish(at_a[1], "orders", 10, 5)
+        await publish(at_a[0], "ticks", 110, 4)
+        await each(clients, lambda client: client.move(at_b[1]))
+        await publish(at_b[0], "orders", 15, 5)
+        assert await each(clients, lambda client: got(client, 12)) == [[*range(10, 20), 110, 112]] * 4
+        await until(lambda: all(has_let_go(a, client.key) for client in clients))
+        assert all(client.memory.session == 2 for client in clients)
+        await publish(at_a[1], "ticks", 114, 4)
+        assert await each(clients, lambda client: got(client, 2)) == [[114, 116]] * 4
+        await each(clients, lambda client: client.move(at_a[0]))  # and back, to the gatekeeper itself
+        await publish(at_b[1], "orders", 20, 3)
+        assert await each(clients, lambda client: got(client, 3)) == [[20, 21, 22]] * 4
+        await until(lambda: all(has_let_go(b, client.key) for client in clients))
+        await until(lambda: not a[0].keeper.machine.interest.clients.keys() & {client.key for client in clients})
+
+    run(tmp_path, scenario)
+
+
+def test_nobody_takes_a_client_away_with_another_credential(tmp_path: Path) -> None:
+    async def scenario(channels: Channels) -> None:
+        a, _, at_a, at_b = await two_channels(channels)
+        owner = Client(at_a, key="anna", credential=SECRET)
+        await blocking(lambda: owner.connect(create=True))
+        await blocking(lambda: owner.subscribe("orders"))
+        thief = Client(at_b, key="anna", credential="another-secret-altogether")
+        thief.memory.state, thief.memory.session = owner.memory.state, 7
+        await blocking(thief.connect)
+        mover = Client(at_a, key="bert", credential=SECRET)
+        await blocking(lambda: mover.connect(create=True))
+        former = Client(at_a, key="bert", credential=SECRET)
+        await blocking(former.connect)  # the same client: `mover` is over
+        await blocking(lambda: former.move(at_b[0]))
+        await until(lambda: has_let_go(a, "bert"))
+        await publish(at_a[1], "orders", 0, 3)
+        assert await blocking(lambda: got(owner, 3)) == [0, 1, 2]
+        assert not has_let_go(a, "anna")
+
+        def late() -> str:
+            try:
+                mover.save()
+            except RefusedError as error:
+                return error.code
+            return ""
+
+        assert await blocking(late) == "client-elsewhere"
+
+    run(tmp_path, scenario)
