@@ -20,9 +20,12 @@ them. The first nodes of a channel are its gatekeepers, NAME.1, NAME.2, ...
     from = "berlin.1"           # calls
     to = "warsaw.1"
     level = 1
+    wave = 1
 
-The units come about as elsewhere: each gateway is asked for at its `to`, in this order, by the unit of its level at
-`from` if that is alone, else by the gatekeeper for one more link.
+The units come about as elsewhere: each gateway is asked for at its `to`, by the unit of its level at `from` if that is
+alone, else by the gatekeeper for one more link. A unit must be added to another before further units are added to it,
+or it to a higher one. A gatekeeper sees to this for its own gateways; elsewhere `wave` says so: a gatekeeper starts when
+the gateways of the waves before its own are up.
 """
 
 import json
@@ -36,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from m4cast.cluster.local import LocalCluster
-from m4cast.cluster.plan import write_plan
+from m4cast.cluster.plan import PlannedNode, planned_nodes, write_plan
 from m4cast.cluster.ports import free_ports
 from m4cast.overlay.errors import M4castError
 
@@ -63,6 +66,7 @@ class GatewaySpec:
     caller: tuple[str, int]
     callee: tuple[str, int]
     level: int
+    wave: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,9 @@ def _spec(content: dict[str, Any]) -> FederationSpec:
     gateways = []
     for each in content.get("gateway", []):
         ends = [_end(str(each[name])) for name in ("from", "to")]
-        gateways.append(GatewaySpec(ends[0], ends[1], int(each.get("level", 1))))
+        gateways.append(GatewaySpec(ends[0], ends[1], int(each.get("level", 1)), int(each.get("wave", 1))))
+        if ends[0][1] == 1 and gateways[-1].wave > 1:
+            raise ValueError(f"[[gateway]] from {each['from']} has wave {each['wave']}: the first node starts at once")
         for name, number in ends:
             used[name] = max(used.get(name, 0), number)
     for each in content.get("channel", []):
@@ -129,12 +135,16 @@ def _end(text: str) -> tuple[str, int]:
 class LocalFederation:
     """The federation in a folder: a folder for each channel's cluster. `make` plans it, `open` reads it."""
 
-    def __init__(self, folder: Path, gates: dict[str, list[str]], calls: dict[str, list[str]]) -> None:
+    def __init__(
+        self, folder: Path, gates: dict[str, list[str]], calls: dict[str, list[str]], waves: dict[str, int]
+    ) -> None:
         self.folder = folder
         self.gates = gates
         """Channel -> the addresses of its gatekeepers, in order."""
         self.calls = calls
         """Gatekeeper NAME.NUMBER -> the addresses that it links to."""
+        self.waves = waves
+        """The same -> the wave in which it starts; the first, if it is not here."""
         self.clusters = {name: LocalCluster.open(folder / name) for name in gates}
 
     @classmethod
@@ -144,8 +154,7 @@ class LocalFederation:
         if (folder / FEDERATION_FILE).exists():
             raise M4castError(f"{folder}: already has a federation: start it with `up` alone, or choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
-        taken: set[str] = set()
-        gates: dict[str, list[str]] = {}
+        nodes: list[PlannedNode] = []
         clusters: dict[str, LocalCluster] = {}
         for channel in spec.channels:
             cluster = LocalCluster.make(
@@ -156,9 +165,11 @@ class LocalFederation:
                 node_settings=node_settings,
             )
             clusters[channel.name] = cluster
-            taken |= {at for node in cluster.plan.nodes for at in (node.listen, node.door, node.http, node.web)}
-            gates[channel.name] = list(free_ports(channel.gatekeepers, taken))
-            taken |= set(gates[channel.name])
+            cluster.plan = replace(cluster.plan, nodes=planned_nodes(cluster.names(), nodes))
+            nodes += cluster.plan.nodes
+        taken = {address for node in nodes for address in (node.listen, node.door, node.http, node.web)}
+        ports = iter(free_ports(sum(channel.gatekeepers for channel in spec.channels), taken))
+        gates = {channel.name: [next(ports) for _ in range(channel.gatekeepers)] for channel in spec.channels}
         calls: dict[str, list[str]] = {}
         for channel in spec.channels:
             more = {}
@@ -169,15 +180,20 @@ class LocalFederation:
             cluster = clusters[channel.name]
             cluster.plan = replace(cluster.plan, more=more)
             write_plan(cluster.folder, cluster.plan)
-        text = json.dumps({"version": 1, "gates": gates, "calls": calls}, indent=2)
+        waves: dict[str, int] = {}
+        for gateway in spec.gateways:
+            if gateway.wave > 1:
+                caller = f"{gateway.caller[0]}.{gateway.caller[1]}"
+                waves[caller] = max(gateway.wave, waves.get(caller, 1))
+        text = json.dumps({"version": 1, "gates": gates, "calls": calls, "waves": waves}, indent=2)
         (folder / FEDERATION_FILE).write_text(text + "\n", encoding="utf-8")
-        return cls(folder, gates, calls)
+        return cls(folder, gates, calls, waves)
 
     @classmethod
     def open(cls, folder: Path) -> "LocalFederation":
         try:
             stored = json.loads((folder / FEDERATION_FILE).read_text(encoding="utf-8"))
-            return cls(folder, stored["gates"], stored["calls"])
+            return cls(folder, stored["gates"], stored["calls"], stored.get("waves", {}))
         except FileNotFoundError:
             raise M4castError(
                 f"{folder}: has no federation: make one with `m4cast federation up --spec FILE`"
@@ -189,24 +205,38 @@ class LocalFederation:
         """Start all clusters, and wait until every gateway is up. If that fails, nothing is left running."""
         done = 0
 
-        def start(cluster: LocalCluster) -> None:
+        def start(name: str) -> None:
             nonlocal done
-            cluster.up()
+            cluster = self.clusters[name]
+            early = [node for node in cluster.names() if self._wave(name, node) == 1]
+            if len(early) == len(cluster.names()):
+                cluster.up()
+            else:
+                cluster.start(*early)
             done += 1
             if on_progress is not None:
                 on_progress(done, len(self.clusters))
 
         try:
             with ThreadPoolExecutor(STARTS_AT_ONCE) as pool:
-                list(pool.map(start, self.clusters.values()))
-            self.until_linked()
+                list(pool.map(start, self.clusters))
+            self.until_linked(1)
+            for wave in sorted(set(self.waves.values())):
+                for name, cluster in self.clusters.items():
+                    if late := [node for node in cluster.names() if self._wave(name, node) == wave]:
+                        cluster.start(*late)
+                self.until_linked(wave)
         except BaseException:
             self.down()
             raise
 
-    def until_linked(self, timeout_s: float = UP_TIMEOUT_S) -> None:
+    def _wave(self, channel: str, node: str) -> int:
+        return self.waves.get(f"{channel}.{node.removeprefix('n')}", 1)
+
+    def until_linked(self, wave: int | None = None, timeout_s: float = UP_TIMEOUT_S) -> None:
+        """Wait until the gateways are up, or those up to a wave."""
         deadline = time.monotonic() + timeout_s
-        while missing := self.missing():
+        while missing := self.missing(wave):
             if time.monotonic() > deadline:
                 raise M4castError(
                     f"these gateways did not come up in {timeout_s:.0f} s: {', '.join(missing)}: see the logs in "
@@ -214,10 +244,12 @@ class LocalFederation:
                 )
             time.sleep(POLL_S)
 
-    def missing(self) -> list[str]:
-        """Links that are not up, as `caller -> address`."""
+    def missing(self, wave: int | None = None) -> list[str]:
+        """Links that are not up, as `caller -> address`; those up to a wave, if one is named."""
         found = []
         for caller, addresses in self.calls.items():
+            if wave is not None and self.waves.get(caller, 1) > wave:
+                continue
             linked: dict[str, None] = {}
             with suppress(M4castError):
                 view = self.units(caller)

@@ -18,7 +18,7 @@ from m4cast.overlay.net.gateways.channel_side import ChannelSide
 from m4cast.overlay.net.gateways.finding import FoundRows, StreamFinding
 from m4cast.overlay.net.gateways.messages import AcrossFrame, StreamHead
 from m4cast.overlay.profiles.profile import Profile, parse
-from m4cast.overlay.protocol.effects import Subscribe, Unsubscribe, Wish
+from m4cast.overlay.protocol.effects import CreateTopic, Subscribe, Unsubscribe, Wish
 from m4cast.overlay.protocol.selective.demand import topic_hash
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.routed import decode_routed, encode_routed
@@ -78,6 +78,9 @@ class Demanded:
         wanted: dict[str, UnitWant] = {}
         mirrored: dict[str, Wish] = {}
         node = self._driver.node
+        for topic in self._topics.values():
+            if topic not in node.selection.descriptors:  # else doors here take rows that nobody wants for lost ones
+                self._driver.feed(CreateTopic(0, topic, 0))
         me, fellows = node.me.node_id, dict.fromkeys(map(NodeId, self._fellows()))
         for entry in node.interest.view.used():
             if entry.node_id == me or entry.node_id in fellows:

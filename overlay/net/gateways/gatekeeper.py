@@ -528,6 +528,11 @@ class Gatekeeper:
             reason = f"{self.links.address} is not in the unit of its own channel yet"
             self.links.call(sender.address, AdditionRefused(message.call, reason))
             return
+        if isinstance(message, AdditionCall):
+            is_fellow = sender.channel == self._rules.channel
+            if reason := self.places.refusal(message.bits, is_fellow=is_fellow):
+                self.links.call(sender.address, AdditionRefused(message.call, f"{self.links.address} {reason}"))
+                return
         self.feed(AddressHeard(sender.address, message))
 
     def heard(self, link: GatewayLink, message: Any, body: memoryview) -> None:

@@ -3,6 +3,9 @@
 It first becomes a member of its channel's unit (`join`); then it asks for the gateways of its configuration: with its
 whole unit, if that is alone above, else for one more link. A link that was made once is made again when it is lost,
 less and less often, up to `RETRY_S_MAX`.
+
+A unit that is part of a larger one cannot be added to another any more. So units come about from below: until a
+gateway has been made, its gatekeeper neither asks for nor grants links of higher levels.
 """
 
 import logging
@@ -75,6 +78,19 @@ class GatewayPlaces:
         that is the node's alone, and that it could not leave."""
         return not self.config.join or self.config.join in self._linked
 
+    @property
+    def level_first(self) -> int:
+        """The lowest level of the gateways that were never made; above the top if there are none."""
+        levels = [each.level for each in self.config.gateways if each.address and each.address not in self._linked]
+        return min(levels, default=self.config.top + 1)
+
+    def refusal(self, bits: int, *, is_fellow: bool) -> str:
+        """Why a request of another gatekeeper cannot be granted yet; empty: it can."""
+        level, first = bits.bit_length() - 1, self.level_first
+        if (is_fellow and first < self.config.top) or (not is_fellow and level > first):
+            return f"waits for its own gateway of level {first}, before which no other of a higher level is made"
+        return ""
+
     def look(self) -> None:
         """Try what is missing and due."""
         now_s = time.monotonic()
@@ -96,7 +112,7 @@ class GatewayPlaces:
         vertex, join = self.machine.vertex, self.config.join
         if self.machine.addition.requests or self.machine.addition.is_moving:
             return False
-        if address != join and not self.is_in:
+        if address != join and (not self.is_in or wish.level > self.level_first):
             return False
         if address == join:
             self.feed(JoinUnit(1, address))
