@@ -137,15 +137,19 @@ def run(
     """Ingest until everything is there, or until `stop` is set. Calls `on_progress` several times a second."""
     from m4cast.jobs.feeds.event_feeds import EventFeeds
     from m4cast.jobs.feeds.record_feeds import RecordMerges, deliveries_feed
+    from m4cast.jobs.feeds.table_locks import TableLocks
 
     began = time.monotonic()
-    events = EventFeeds(spark, ingest)
+    locks = TableLocks(spark, ingest.tables, ingest.checkpoints)
+    events = EventFeeds(spark, ingest, locks)
     merges = RecordMerges(spark, ingest)
 
     def discover() -> list[FeedRun]:
         merges.check()
         feeds = events.now() if "events" in ingest.kinds else []
-        return [*feeds, *([deliveries_feed(spark, ingest, events.engines)] if "deliveries" in ingest.kinds else [])]
+        if "deliveries" in ingest.kinds:
+            feeds.append(deliveries_feed(spark, ingest, events.engines, locks))
+        return feeds
 
     stop = stop or threading.Event()
     try:
@@ -153,6 +157,7 @@ def run(
         merges.finish()
     finally:
         merges.stop()
+        locks.release()
     filled = tuple(_filled(state, events.engines.get(state.table)) for state in states)
     return IngestSummary(filled, events.dead_letters_waiting(), time.monotonic() - began)
 

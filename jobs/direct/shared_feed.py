@@ -34,6 +34,7 @@ from m4cast.jobs.direct.shared_source import PLAN_OPTION, TASKS_OPTION, SharedSo
 from m4cast.jobs.direct.table_log import TABLE_CHANGED, TableLog
 from m4cast.jobs.feeds import feed
 from m4cast.jobs.feeds.feed import FeedRun, FeedState, TableFeed, difference, is_temporary, reason_of, started
+from m4cast.jobs.feeds.table_locks import TableLocks
 from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.events import events_table
 from m4cast.schemas.tables.table import Table
@@ -75,13 +76,19 @@ class FedTopic:
 
 class SharedFeed(FeedRun):
     def __init__(
-        self, tables: TableFolder, ingest: "Ingest", options: Mapping[str, str], prepare: "Preparation"
+        self,
+        tables: TableFolder,
+        ingest: "Ingest",
+        options: Mapping[str, str],
+        prepare: "Preparation",
+        locks: TableLocks,
     ) -> None:
         super().__init__(TableFeed(NAME, self._start_query))
         self._tables = tables
         self._ingest = ingest
         self._options = {**options, TASKS_OPTION: str(tables.spark.sparkContext.defaultParallelism)}
         self._prepare = prepare
+        self._locks = locks
         self._topics: dict[str, FedTopic] = {}
         self._lock = threading.RLock()
         """Micro-batches are committed on a thread of Spark's."""
@@ -140,6 +147,7 @@ class SharedFeed(FeedRun):
                     self._topics[name] = topic
                 self._has_news = self._is_plan_old = True
 
+        self._locks.take_query(self._ingest.selection)
         if self._loading is None and self._query is None:
             self._loading = self._joining.submit(self._load)
         list(self._joining.map(prepare, names))
@@ -154,6 +162,7 @@ class SharedFeed(FeedRun):
     def _ready(self, name: str, topic: FedTopic) -> bool:
         """Prepare the topic's table, so that it is read from now on. False if another feed fills it."""
         try:
+            self._locks.take_table(topic.table)
             topic.join = topic.join or self._known_join(topic.table)
             log = TableLog(self._tables.spark, f"{self._tables.folder}/{topic.table}")
             table = self._prepare(name, log)

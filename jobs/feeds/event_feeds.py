@@ -22,6 +22,7 @@ from m4cast.jobs.direct.shared_feed import SharedFeed
 from m4cast.jobs.direct.table_log import TableLog
 from m4cast.jobs.feeds.dead_letters import columns_of, decoded, waiting, write_decoded
 from m4cast.jobs.feeds.feed import FeedRun, TableFeed, checked_start, checked_table, started
+from m4cast.jobs.feeds.table_locks import TableLocks
 from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.dead_letters import DEAD_LETTERS
 from m4cast.schemas.tables.events import CHANNEL_COLUMNS, events_table
@@ -59,11 +60,12 @@ def with_storable_types(rows: DataFrame) -> DataFrame:
 
 
 class EventFeeds:
-    def __init__(self, spark: SparkSession, ingest: "Ingest") -> None:
+    def __init__(self, spark: SparkSession, ingest: "Ingest", locks: TableLocks) -> None:
         self._spark = spark
         self._ingest = ingest
+        self._locks = locks
         self._tables = TableFolder(spark, ingest.tables)
-        self._shared = SharedFeed(self._tables, ingest, self._shared_options(), self._prepare)
+        self._shared = SharedFeed(self._tables, ingest, self._shared_options(), self._prepare, locks)
         self._apart: dict[str, FeedRun] = {}
         """Feeds, by topic, of tables that the shared query does not fill."""
         self._names: tuple[str, ...] | None = None
@@ -117,6 +119,7 @@ class EventFeeds:
 
     def _start(self, topic: str) -> StreamingQuery:
         """A query for this topic alone. The shared one, if it has read it, does not do so any more."""
+        self._locks.take_table(events_table(topic, StructType()).name)
         self._shared.forget(topic)
         options = self._options(topic, self._starting(topic))
         columns = schema_of(read_options(parse(options), streaming=True))
@@ -153,6 +156,7 @@ class EventFeeds:
     # ---- batches as they were published
 
     def _start_raw(self, topic: str) -> StreamingQuery:
+        self._locks.take_table(events_table(topic, StructType()).name)
         starting = self._starting(topic)
         chosen = self._ingest.columns
         columns = columns_of(chosen) if chosen else self._columns(topic)

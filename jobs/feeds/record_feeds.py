@@ -21,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from m4cast.jobs.direct.engine import EngineChoice, chosen_engine, start_direct
 from m4cast.jobs.direct.table_log import TableLog
 from m4cast.jobs.feeds.feed import FeedFailedError, FeedRun, TableFeed, checked_start, reason_of, started
+from m4cast.jobs.feeds.table_locks import TableLocks
 from m4cast.jobs.table_folder import CHANGES_MAX, TableFolder, frame
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.interest import INTEREST
@@ -45,12 +46,17 @@ CONFLICT = "DELTA_CONCURRENT"
 """Delta's names of conflicts with other writers begin with it."""
 
 
-def deliveries_feed(spark: SparkSession, ingest: "Ingest", engines: dict[str, EngineChoice]) -> FeedRun:
+def deliveries_feed(
+    spark: SparkSession, ingest: "Ingest", engines: dict[str, EngineChoice], locks: TableLocks
+) -> FeedRun:
     """Its engine is noted in `engines` when it starts."""
-    return FeedRun(TableFeed(DELIVERIES.name, partial(_start_deliveries, spark, ingest, engines)))
+    return FeedRun(TableFeed(DELIVERIES.name, partial(_start_deliveries, spark, ingest, engines, locks)))
 
 
-def _start_deliveries(spark: SparkSession, ingest: "Ingest", engines: dict[str, EngineChoice]) -> StreamingQuery:
+def _start_deliveries(
+    spark: SparkSession, ingest: "Ingest", engines: dict[str, EngineChoice], locks: TableLocks
+) -> StreamingQuery:
+    locks.take_table(DELIVERIES.name)
     tables = TableFolder(spark, ingest.tables)
     starting = "earliest"
     if checked_start(tables, DELIVERIES, ingest) == "after":

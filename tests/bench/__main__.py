@@ -37,7 +37,9 @@ BENCHMARKS = {
     "healing": "crashes and splits (virtual time)",
     "selection": "selective topics between 16 real nodes: bytes on links, coverage, active, routes after a kill",
     "spark": "Spark's publish, read, Delta and triggers, beside its own Kafka connector",
-    "ingest": "the ingest job: speed beside Spark's Kafka connector, many topics, small batches",
+    "ingest": "the ingest job: speed beside Spark's Kafka connector",
+    "ingest_topics": "the ingest job: 1,000 topics, 10 rows/s each",
+    "ingest_small": "the ingest job: one row at a time, triggers of 1 s",
     "replicas": "Spark's publish to three nodes, beside three brokers with three replicas",
     "streams": "64 origins with 1,000 topics each: link-up, and a Spark trigger on one topic",
     "where": "Spark's option where, beside .filter()",
@@ -62,7 +64,7 @@ def main(names: tuple[str, ...], quick: bool, rounds: int | None, only_list: boo
     """Measure m4cast beside what one would use instead, on this machine, in turns. Without a NAME: all."""
     if only_list:
         for name, about in BENCHMARKS.items():
-            click.echo(f"{name:10} {about}")
+            click.echo(f"{name:13} {about}")
         return
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:

@@ -1,37 +1,20 @@
-"""The ingest job with its direct engine. Speed: rows of 100 bytes, and wide rows (20 columns, nested), from one node
-with fsync into Delta, with all that the job does before and after, beside Spark's Kafka connector (wide: with
-from_avro) in the same session, local[2]. Topics: many of them, 10 rows/s each (a batch every ten seconds), one ingest
-with a heap of 512 MB: the age of the oldest row of each commit, the cores that are busy, and how long a micro-batch
-takes. Small batches: triggers of 1 s, one row at a time, from before its publish until its commit is in the table's
-log."""
+"""Streaming into Delta by the ingest job with its direct engine, from one node with fsync, beside Spark's Kafka
+connector in the same session, local[2]: rows of 100 bytes, and wide rows (20 columns, nested; Kafka's with from_avro).
+Both sides make a new table and read the same number of rows in micro-batches of the same size. "Streaming": the rows
+after the first commit, by the time from the first to the last commit of the table. "Whole run": all rows, from the call
+to its end, with what happens before the first row and after the last; the CPU time is that of the whole run."""
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
-import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from datetime import datetime
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import from_avro, to_avro
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
-from m4cast.cluster.local import LocalCluster
-from m4cast.jobs import ingest
-from m4cast.jobs.ingest import Ingest
-from m4cast.jobs.table_folder import TableFolder
-from m4cast.overlay.client import Channel
 from m4cast.schemas.tables.events import events_table
 from tests.bench.comparison import Bench, Comparison, Missing, Side
 from tests.bench.processes import Watch
@@ -39,22 +22,14 @@ from tests.bench.references import ROW_BYTES, bench_cluster, pids
 from tests.bench.spark import BROKER, PARTITIONS, READ_TIMES, Speeds, bench_session, jvm_pid, timed
 from tests.kafka_broker import running_broker
 
-ROWS = 1_000_000
-QUICK_ROWS = 200_000
-WIDE_ROWS = 400_000
-QUICK_WIDE_ROWS = 100_000
+ROWS = 2_000_000
+QUICK_ROWS = 500_000
+"""Of one publish; `READ_TIMES` as many are read."""
+MICRO_BATCHES = 8
+WIDE_ROWS = 1_600_000
+QUICK_WIDE_ROWS = 400_000
 AVRO = "org.apache.spark:spark-avro_2.13:4.1.1"
-"""Spark's of the same version as Spark is not to be had everywhere."""
-TOPICS = 1_000
-QUICK_TOPICS = 100
-EVERY_S = 10.0
-"""Between two batches of a topic, each of the rows of that time."""
-ROWS_PER_S = 10
-WINDOW_S = 60.0
-"""How long topics are looked at, after all have joined and been read once."""
-SMALL = 20
-TIMEOUT_S = 240.0
-POLL_S = 0.005
+"""Spark's of the same version as Spark is not published."""
 ROUNDS = 3
 WIDE = [
     *(f"id * {number} AS n{number}" for number in range(1, 9)),
@@ -69,44 +44,86 @@ assert len(WIDE) == 20
 
 
 def measure(bench: Bench) -> None:
-    with tempfile.TemporaryDirectory() as folder, bench_session(packages=AVRO) as spark, bench_cluster(1) as cluster:
-        with bench_cluster(1) as others:
-            _topics(bench, spark, others)
-        with running_broker(Path(folder) / "kafka", BROKER, java_options=()) as broker:
-            count = bench.of(ROWS, QUICK_ROWS)
-            speeds = Speeds(spark, cluster.node("n1").door, broker.address, Path(folder), count)
-            jvm = {"Spark": jvm_pid(spark)}
-            ours, kafkas = {**pids(cluster), **jvm}, {"broker": broker.pid, **jvm}
-            rows = READ_TIMES * count
-            done = bench.compare(
-                "ingest, rows of 100 B",
-                "rows/s",
-                Side("m4cast", timed(speeds.ingest), ours),
-                Side("Kafka's connector", timed(speeds.kafka_to_delta), kafkas),
-                amount=rows,
-                gb=rows * ROW_BYTES / 1e9,
-                bar=2.5,
-                rounds=ROUNDS,
-            )
-            _cpu(bench, done, 0.5)
-            wide = WideRows(spark, speeds, bench.of(WIDE_ROWS, QUICK_WIDE_ROWS))
-            bench.compare(
-                "ingest, 20 columns, nested",
-                "rows/s",
-                Side("m4cast", timed(wide.ingest), ours),
-                wide.reference(kafkas),
-                amount=wide.count,
-                bar=2.0,
-                rounds=ROUNDS,
-            )
-        _small_batches(bench, spark, cluster.node("n1").door, Path(folder))
+    with (
+        tempfile.TemporaryDirectory() as text,
+        bench_session(packages=AVRO) as spark,
+        bench_cluster(1) as cluster,
+        running_broker(Path(text) / "kafka", BROKER, java_options=()) as broker,
+    ):
+        folder = Path(text)
+        speeds = Speeds(spark, cluster.node("n1").door, broker.address, folder, bench.of(ROWS, QUICK_ROWS))
+        jvm = {"Spark": jvm_pid(spark)}
+        ours, kafkas = {**pids(cluster), **jvm}, {"broker": broker.pid, **jvm}
+        rows = READ_TIMES * bench.of(ROWS, QUICK_ROWS)
+        at_once = rows // MICRO_BATCHES
+        done = bench.compare(
+            "streaming into Delta, rows of 100 B",
+            "rows/s",
+            Side("m4cast", streamed(folder, lambda name: speeds.ingest(name, max_rows=at_once), "read"), ours),
+            Side("Kafka's connector", streamed(folder, lambda name: speeds.kafka_to_delta(name, at_once)), kafkas),
+            gb=rows * ROW_BYTES / 1e9,
+            bar=2.5,
+            rounds=ROUNDS,
+        )
+        _whole_run(bench, done, rows)
+        _cpu(bench, done, 0.5)
+        wide = WideRows(spark, speeds, bench.of(WIDE_ROWS, QUICK_WIDE_ROWS))
+        done = bench.compare(
+            "streaming into Delta, 20 columns, nested",
+            "rows/s",
+            Side("m4cast", streamed(folder, wide.ingest, "wide"), ours),
+            wide.reference(folder, kafkas),
+            bar=2.0,
+            rounds=ROUNDS,
+        )
+        _whole_run(bench, done, wide.count)
+
+
+def streamed(folder: Path, action: Callable[[str], None], topic: str | None = None) -> Callable[[Watch], float]:
+    """The rows/s of a table's commits after the first. `topic`: the table is one of ingest's."""
+
+    def work(watch: Watch) -> float:
+        names: list[str] = []
+
+        def noted(name: str) -> None:
+            names.append(name)
+            action(name)
+
+        timed(noted)(watch)
+        (name,) = names
+        table = folder / name if topic is None else Path(events_table(topic, StructType()).path(str(folder / name)))
+        return _rows_per_s(table / "_delta_log")
+
+    return work
+
+
+def _rows_per_s(log: Path) -> float:
+    commits = []
+    for path in sorted(log.glob("*.json")):
+        adds = [json.loads(line)["add"] for line in path.read_text().splitlines() if line.startswith('{"add"')]
+        if adds:
+            commits.append((path.stat().st_mtime, sum(json.loads(add["stats"])["numRecords"] for add in adds)))
+    assert len(commits) == MICRO_BATCHES
+    return sum(rows for _, rows in commits[1:]) / (commits[-1][0] - commits[0][0])
+
+
+def _whole_run(bench: Bench, done: Comparison, rows: int) -> None:
+    for side in done.sides[1:]:
+        ratios = [theirs / ours for ours, theirs in zip(done.sides[0].seconds, side.seconds, strict=True)]
+        bench.fact(
+            what=f"{done.what}: whole run, rows/s",
+            m4cast=f"{rows / median(done.sides[0].seconds):,.0f}",
+            reference=f"{rows / median(side.seconds):,.0f}",
+            ratio=f"{median(ratios):.2f}",
+            bar="",
+        )
 
 
 def _cpu(bench: Bench, done: Comparison, bar: float) -> None:
-    """CPU seconds per GB of ours by the reference's."""
+    """CPU seconds per GB of ours by the reference's, of all processes."""
     ours, theirs = (sum(done.cpu(side).values()) for side in done.sides[:2])
     bench.fact(
-        what=f"{done.what}: CPU s/GB",
+        what=f"{done.what}: whole run, CPU s/GB",
         m4cast=f"{ours:.1f}",
         reference=f"{theirs:.1f}",
         ratio=f"{ours / theirs:.2f}",
@@ -132,15 +149,17 @@ class WideRows:
         except Exception as error:  # whatever Spark says about the other version's jar
             self._why_not = str(error).partition("\n")[0]
 
-    def reference(self, processes: Mapping[str, int]) -> Side | Missing:
+    def reference(self, folder: Path, processes: Mapping[str, int]) -> Side | Missing:
         name = "Kafka's connector, from_avro"
-        return Missing(name, self._why_not) if self._why_not else Side(name, timed(self.kafka_to_delta), processes)
+        if self._why_not:
+            return Missing(name, self._why_not)
+        return Side(name, streamed(folder, self.kafka_to_delta), processes)
 
     def ingest(self, name: str) -> None:
-        self._speeds.ingest(name, "wide", self.count)
+        self._speeds.ingest(name, "wide", self.count, self.count // MICRO_BATCHES)
 
     def kafka_to_delta(self, name: str) -> None:
-        read = self._speeds.stream_kafka("wide")
+        read = self._speeds.stream_kafka("wide", self.count // MICRO_BATCHES)
         rows = read.select(from_avro("value", self._avro).alias("row"), "topic", "partition", "offset", "timestamp")
         self._speeds.to_delta(rows.select("row.*", "topic", "partition", "offset", "timestamp"), name)
 
@@ -151,168 +170,3 @@ def _avro_schema(spark: SparkSession, schema: StructType) -> str:
     type_ = jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json())
     converters = jvm.org.apache.spark.sql.avro.SchemaConverters
     return str(converters.toAvroType(type_, False, "row", "").toString())
-
-
-# ---- many topics
-
-
-def _topics(bench: Bench, spark: SparkSession, cluster: LocalCluster) -> None:
-    count = bench.of(TOPICS, QUICK_TOPICS)
-    names = [f"topic-{number:04}" for number in range(count)]
-    door = cluster.node("n1").door
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        _make_tables(spark, folder, names)
-        publish_all(door, names)
-        logs = [Path(events_table(name, StructType()).path(str(folder))) / "_delta_log" for name in names]
-        with _ingesting(door, folder) as process:
-            began = time.monotonic()
-            _until(lambda: all((log / f"{1:020}.json").exists() for log in logs), "all topics were read once")
-            first_s = time.monotonic() - began
-            with _publishing(door, names):
-                time.sleep(EVERY_S)
-                watch = Watch({"ingest": process.pid})
-                since = time.time()
-                with watch:
-                    time.sleep(bench.of(int(WINDOW_S), 20))
-            ages = [age for log in logs for age in _ages(log, since)]
-            micro_batches = _micro_batch_s(folder, since)
-    bench.fact(
-        what=f"{count} topics, {ROWS_PER_S} rows/s each, heap 512 MB: oldest row of a commit",
-        m4cast=f"p50 {median(ages):.1f} s, max {max(ages):.1f} s in {len(ages)} commits",
-        bar="max <= 60 s",
-    )
-    bench.fact(what="the same: busy cores of ingest", m4cast=f"{watch.cpu_s['ingest'] / watch.seconds:.2f}", bar="<= 1")
-    bench.fact(
-        what="the same: a micro-batch",
-        m4cast=f"p50 {median(s for s, _ in micro_batches):.1f} s with {median(n for _, n in micro_batches):.0f} tables",
-        bar="<= 5 s with 50 tables",
-    )
-    bench.fact(what="the same: from its start until all tables had rows", m4cast=f"{first_s:.0f} s", bar="")
-
-
-def publish_all(door: str, names: list[str]) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        channel = Channel([door])
-        rows = [{"id": number, "text": "x" * 80} for number in range(int(EVERY_S) * ROWS_PER_S)]
-        list(pool.map(lambda name: channel.publish(name, rows), names))
-
-
-@contextmanager
-def _publishing(door: str, names: list[str]) -> Iterator[None]:
-    """Each topic gets its batch at its own moment of every `EVERY_S`."""
-    done = threading.Event()
-    rows = [{"id": number, "text": "x" * 80} for number in range(int(EVERY_S) * ROWS_PER_S)]
-
-    def publish(mine: list[str]) -> None:
-        channel = Channel([door])
-        began = time.monotonic()
-        turn = 0
-        while not done.is_set():
-            for at, name in enumerate(mine):
-                due = began + (turn + at / len(mine)) * EVERY_S
-                if done.wait(max(0.0, due - time.monotonic())):
-                    return
-                channel.publish(name, rows)
-            turn += 1
-
-    with ThreadPoolExecutor(4) as pool:
-        running = [pool.submit(publish, names[number::4]) for number in range(4)]
-        try:
-            yield
-        finally:
-            done.set()
-            for each in running:
-                each.result()
-
-
-@contextmanager
-def _ingesting(door: str, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    words = [sys.executable, "-m", "m4cast", "ingest", "--node", door, "--tables", str(folder), "--only", "events"]
-    words += ["--continuous", "--spark-conf", "spark.driver.memory=512m", "--spark-conf", "spark.master=local[2]"]
-    process = subprocess.Popen([*words, "--spark-log", str(folder / "log")], start_new_session=True)
-    try:
-        yield process
-        assert process.poll() is None
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _make_tables(spark: SparkSession, folder: Path, names: list[str]) -> None:
-    """One by Spark, the others as its copies: what is measured here begins when tables exist."""
-    payload = StructType([StructField("id", LongType()), StructField("text", StringType())])
-    first = events_table(names[0], payload)
-    TableFolder(spark, str(folder)).ensure(first)
-    log = (Path(first.path(str(folder))) / "_delta_log" / f"{0:020}.json").read_text()
-    made = next(json.loads(line)["metaData"]["id"] for line in log.splitlines() if "metaData" in line)
-    for name in names[1:]:
-        place = Path(events_table(name, payload).path(str(folder))) / "_delta_log"
-        place.mkdir(parents=True)
-        (place / f"{0:020}.json").write_text(log.replace(names[0], name).replace(made, str(uuid.uuid4())))
-
-
-def _ages(log: Path, since: float) -> Iterator[float]:
-    """How old the oldest row of each commit was when it was committed."""
-    for commit in log.glob("*.json"):
-        committed_at = commit.stat().st_mtime
-        if committed_at < since:
-            continue
-        adds = [json.loads(line)["add"] for line in commit.read_text().splitlines() if line.startswith('{"add"')]
-        oldest = [json.loads(add["stats"])["minValues"] for add in adds]
-        times = [value for values in oldest for value in values.values() if isinstance(value, str) and "T" in value]
-        if times:
-            yield committed_at - datetime.fromisoformat(min(times)).timestamp()
-
-
-def _micro_batch_s(folder: Path, since: float) -> list[tuple[float, int]]:
-    """The seconds of each micro-batch, from its plan to its end, and its number of tables."""
-    (checkpoint,) = [path.parent for path in (folder / "_checkpoints" / "direct").glob("*/metadata")]
-    found = []
-    for commit in (checkpoint / "commits").iterdir():
-        planned = checkpoint / "offsets" / commit.name
-        if commit.name.isdecimal() and commit.stat().st_mtime >= since and planned.exists():
-            before = json.loads((checkpoint / "offsets" / str(int(commit.name) - 1)).read_text().splitlines()[-1])
-            after = json.loads(planned.read_text().splitlines()[-1])
-            tables = sum(after[name] != before.get(name) for name in after if name)
-            found.append((commit.stat().st_mtime - planned.stat().st_mtime, tables))
-    return found
-
-
-# ---- one row at a time
-
-
-def _small_batches(bench: Bench, spark: SparkSession, door: str, folder: Path) -> None:
-    channel = Channel([door])
-    channel.publish("small", [{"id": 0}])
-    plan = Ingest({"nodes": door}, str(folder / "small"), ("small",), kinds=("events",), continuous=True)
-    log = Path(events_table("small", StructType()).path(plan.tables)) / "_delta_log"
-    stop = threading.Event()
-    began, taken = 0.0, []
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(ingest.run, spark, plan, stop=stop)
-        try:
-            for number in range(1, 4 + bench.of(SMALL, 5)):
-                commit = log / f"{number:020}.json"
-                _until(commit.exists, "the row is in the table")
-                if number > 3:
-                    taken.append(time.perf_counter() - began)
-                time.sleep(random.uniform(0.5, 1.5))  # any moment of a trigger's second
-                began = time.perf_counter()
-                channel.publish("small", [{"id": number}])
-        finally:
-            stop.set()
-        running.result(TIMEOUT_S)
-    cuts = quantiles(taken, n=20)
-    bench.fact(
-        what=f"small batches: publish to visible, {len(taken)} rows",
-        m4cast=f"p50 {median(taken):.2f} s, p95 {cuts[-1]:.2f} s",
-        bar="p50 <= 1.2 s",
-    )
-
-
-def _until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {TIMEOUT_S:g} s: {what}"
-        time.sleep(POLL_S)

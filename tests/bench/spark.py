@@ -14,6 +14,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -128,10 +129,11 @@ class Speeds:
         options = {"nodes": self.nodes, "topic": "read", "startingOffsets": "earliest", "minPartitions": "2"}
         self.to_delta(self._spark.readStream.format("m4cast").options(**options).load(), name)
 
-    def ingest(self, name: str, topic: str = "read", rows: int | None = None) -> None:
+    def ingest(self, name: str, topic: str = "read", rows: int | None = None, max_rows: int | None = None) -> None:
+        """`max_rows`: those of a micro-batch."""
         folder, options = str(self._folder / name), {"minPartitions": str(PARTITIONS)}
         plan = Ingest({"nodes": self.nodes}, folder, (topic,), kinds=("events",), options=options, engine="direct")
-        (filled,) = ingest.run(self._spark, plan).tables
+        (filled,) = ingest.run(self._spark, replace(plan, max_rows=max_rows)).tables
         assert filled.rows == (READ_TIMES * self._count if rows is None else rows)
 
     # ---- Kafka's
@@ -153,11 +155,13 @@ class Speeds:
         options = {"kafka.bootstrap.servers": self._broker, "subscribe": "read", **CONSUMER}
         _to_noop(self._spark.read.format("kafka").options(**options).load())
 
-    def kafka_to_delta(self, name: str) -> None:
-        self.to_delta(self.stream_kafka("read"), name)
+    def kafka_to_delta(self, name: str, max_rows: int | None = None) -> None:
+        self.to_delta(self.stream_kafka("read", max_rows), name)
 
-    def stream_kafka(self, topic: str) -> DataFrame:
+    def stream_kafka(self, topic: str, max_rows: int | None = None) -> DataFrame:
         options = {"kafka.bootstrap.servers": self._broker, "subscribe": topic, "startingOffsets": "earliest"}
+        if max_rows is not None:
+            options["maxOffsetsPerTrigger"] = str(max_rows)
         return self._spark.readStream.format("kafka").options(**options, **CONSUMER).load()
 
     def to_delta(self, df: DataFrame, name: str) -> None:
