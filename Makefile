@@ -25,13 +25,13 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"m4cast needs Python 3.11 or newer, $(PYTHON) is {sys.version}: try make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 
-demo: setup ## nine real nodes, Spark pipelines that publish and ingest, faults, and an audit of every row
+demo: setup ## nine real nodes and a second unit, Spark pipelines that publish and ingest, faults, and an audit of every row
 	$(BIN)/m4cast demo
 
 test: setup ## run the tests (PYTEST_ARGS=... is passed on)
 	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
 
-test-browser: setup ## open the report in a headless Chromium (installed with apt-get as root, else said how)
+test-browser: setup ## open the console and the report in a headless Chromium (installed with apt-get as root, else said how)
 	@.ci/chromium
 	$(BIN)/python -m pytest -m browser tests/browser
 

@@ -9,6 +9,7 @@ them. The first nodes of a channel are its gatekeepers, NAME.1, NAME.2, ...
     [[channel]]
     name = "warsaw"
     nodes = 2
+    sites = ["harbour", "city"] # of the nodes, in turn; may be left out
     exports = ["orders"]        # as in [[gateway]]: for all gateways of the channel
 
     [[channel]]
@@ -58,6 +59,7 @@ class ChannelSpec:
     name: str
     nodes: int
     gatekeepers: int
+    sites: tuple[str, ...]
     rules: dict[str, Any]
 
 
@@ -107,15 +109,18 @@ def _spec(content: dict[str, Any]) -> FederationSpec:
             used[name] = max(used.get(name, 0), number)
     for each in content.get("channel", []):
         name, nodes = str(each["name"]), int(each.get("nodes", 1))
-        unknown = sorted(each.keys() - {"name", "nodes", *RULES})
+        unknown = sorted(each.keys() - {"name", "nodes", "sites", *RULES})
         if unknown:
-            raise ValueError(f"[[channel]] {name!r} has {unknown}; known are name, nodes, {', '.join(RULES)}")
+            raise ValueError(f"[[channel]] {name!r} has {unknown}; known are name, nodes, sites, {', '.join(RULES)}")
         if not name.replace("-", "").isalnum():
             raise ValueError(f"[[channel]] name {name!r}: use letters, digits and -")
         if used.get(name, 0) > nodes:
             raise ValueError(f"[[gateway]] names {name}.{used[name]}, but {name} has nodes = {nodes}")
         rules = {rule: each[rule] for rule in RULES if rule in each}
-        channels.append(ChannelSpec(name, nodes, max(used.get(name, 0), 1), rules))
+        sites = each.get("sites", [])
+        if not isinstance(sites, list) or not all(isinstance(site, str) for site in sites):
+            raise ValueError(f"[[channel]] {name!r} has sites = {sites!r}: must be a list of texts")
+        channels.append(ChannelSpec(name, nodes, max(used.get(name, 0), 1), tuple(sites), rules))
     names = [each.name for each in channels]
     if not 1 <= len(names) <= CHANNELS_MAX or len(set(names)) != len(names):
         raise ValueError(f"1 to {CHANNELS_MAX} [[channel]] tables with different names are needed, not {names}")
@@ -163,6 +168,7 @@ class LocalFederation:
                 tls=spec.tls,
                 cluster_settings={"channel_instance": channel.name},
                 node_settings=node_settings,
+                sites=channel.sites,
             )
             clusters[channel.name] = cluster
             cluster.plan = replace(cluster.plan, nodes=planned_nodes(cluster.names(), nodes))

@@ -103,8 +103,9 @@ class LocalCluster:
         tls: bool = False,
         cluster_settings: Mapping[str, Setting] | None = None,
         node_settings: Mapping[str, Setting] | None = None,
+        sites: Sequence[str] = (),
     ) -> "LocalCluster":
-        """Plan a cluster in a folder that is empty or does not exist."""
+        """Plan a cluster in a folder that is empty or does not exist. The nodes are at these sites in turn."""
         if not 1 <= nodes <= NODES_MAX:
             raise M4castError(f"a local cluster has 1 to {NODES_MAX} nodes, not {nodes}")
         if (folder / PLAN_FILE).exists():
@@ -120,7 +121,7 @@ class LocalCluster:
         # Nodes that start at the same time look for the portals before these listen, so they retry soon. On loopback
         # a walk that takes long is lost.
         plan = ClusterPlan(
-            nodes=planned_nodes([f"n{number}" for number in range(1, nodes + 1)]),
+            nodes=planned_nodes([f"n{number}" for number in range(1, nodes + 1)], sites=sites),
             cluster={"degree": degree, **(cluster_settings or {})},
             node={"seek_retry_ms": 100, "walk_timeout_ms": 500, **(node_settings or {})},
             tls=tls,
@@ -236,7 +237,9 @@ class LocalCluster:
                         raise
                 for name in self.names():  # nothing was published yet
                     shutil.rmtree(self.store(name), ignore_errors=True)
-                self.plan = replace(self.plan, nodes=planned_nodes(self.names()))
+                self.plan = replace(
+                    self.plan, nodes=planned_nodes(self.names(), sites=[node.site for node in self.plan.nodes])
+                )
                 self._save()
 
     def start(self, *names: str, on_progress: OnProgress | None = None) -> None:

@@ -33,6 +33,7 @@ class PlannedNode:
     http: str
     web: str = ""
     """Absent in plans of earlier versions, whose nodes have no web door."""
+    site: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,22 @@ class ClusterPlan:
         return int(self.cluster["degree"])
 
 
-def planned_nodes(names: Sequence[str], beside: Sequence[PlannedNode] = ()) -> tuple[PlannedNode, ...]:
-    """New nodes on ports that are free and that no node in `beside` has."""
+def planned_nodes(
+    names: Sequence[str], beside: Sequence[PlannedNode] = (), sites: Sequence[str] = ()
+) -> tuple[PlannedNode, ...]:
+    """New nodes on ports that are free and that no node in `beside` has; they are at these sites in turn."""
     taken = {address for node in beside for address in (node.listen, node.door, node.http, node.web)}
     ports = iter(free_ports(4 * len(names), taken))
     return tuple(
-        PlannedNode(name=name, listen=next(ports), door=next(ports), http=next(ports), web=next(ports))
-        for name in names
+        PlannedNode(
+            name=name,
+            listen=next(ports),
+            door=next(ports),
+            http=next(ports),
+            web=next(ports),
+            site=sites[at % len(sites)] if sites else "",
+        )
+        for at, name in enumerate(names)
     )
 
 
@@ -99,6 +109,7 @@ def write_plan(folder: Path, plan: ClusterPlan) -> None:
             "door": node.door,
             "http": node.http,
             "web": node.web,
+            "site": node.site,
             "portals": plan.portals(),
             **_protection(plan, node.name),
             **plan.node,

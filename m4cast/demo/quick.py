@@ -165,6 +165,8 @@ def _play(
     graph = survey(local.channel())
     print_topology(graph, console)
     write_svg(graph, svg)
+    address = f"http://{local.node(at).web}/"
+    console.print(f"watch it in a browser until the demo ends: [bold]{address}[/]", soft_wrap=True)
 
     console.rule(f"Publishing rows at {at}, following them at all {len(names)} nodes")
     followers = {name: Follower(name, local.channel(name, timeout_s=ARRIVE_TIMEOUT_S)) for name in names}

@@ -1,4 +1,8 @@
-"""A client in the demo: it leaves, misses rows, and returns at another node, where it gets each of them once."""
+"""Readers in the demo: a client that leaves, misses rows, and returns at another node, where it gets each of them once;
+and a subscriber that stays, with a filter of its own.
+"""
+
+from typing import Any
 
 from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.client import Client
@@ -35,7 +39,7 @@ class RoamingShop:
         return len(self._places) - before
 
     def has_each_once(self) -> bool:
-        """Whether it got what the node has of the range that it has passed, each row once."""
+        """True if it got what the node has of the range that it has passed, each row once."""
         state = self._client.memory.state
         channel = self._client.channel
         begin = {self._topic: state.profiles[0].begin}
@@ -52,3 +56,24 @@ class RoamingShop:
             passed = self._client.memory.ahead.position
             if all(passed(self._topic, origin) >= until for origin, until in there.items()):
                 break
+
+
+class FilteredSubscriber:
+    """Follows the rows of a topic that satisfy a filter, at one node, from now on."""
+
+    def __init__(self, cluster: LocalCluster, at: str, topic: str, where: str) -> None:
+        self._channel = cluster.channel(at)
+        self._topic, self._where = topic, where
+        self._begin = self._channel.frontier(topic)
+        self.rows = 0
+        self._following = self._channel.subscribe(topic, self._count, self._begin, where=where)
+
+    def _count(self, rows: Any) -> None:
+        self.rows += rows.num_rows
+
+    def left(self) -> int:
+        """The rows that it has not been given yet."""
+        return int(self._channel.read(self._topic, self._begin, where=self._where).num_rows) - self.rows
+
+    def close(self) -> None:
+        self._following.close()

@@ -6,7 +6,8 @@ every row. With seven nodes:
     n5        is killed (SIGKILL) and restarted
     n7        is suspended (SIGSTOP) and resumed
 
-A client that was attached to n5 leaves before, and returns at n7, where it gets what it missed.
+A subscriber follows some of the rows at n3. A client that was attached to n5 leaves before it is killed, and returns at
+n7, where it gets what it missed. A second unit, a channel of two nodes, imports the orders through a gateway at n1.
 
 Nodes are real processes; the pipelines are queries of one Spark session on this machine. The tables, the report and a
 drawing of the graph stay in the folder. Nodes and their stores are removed at the end, however it ends.
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -27,10 +28,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m4cast.cluster.local import LocalCluster
-from m4cast.cluster.plan import PLAN_FILE
 from m4cast.demo.display import LOOK_TIMEOUT_S, Narrator, Scene, rows_at
 from m4cast.demo.outcome import DemoOutcome, outcome_of
-from m4cast.demo.roaming import KEY, RoamingShop
+from m4cast.demo.roaming import KEY, FilteredSubscriber, RoamingShop
+from m4cast.demo.units import PARTNER, TOPIC, open_units, remove_units, rows_of_topic, write_spec
 from m4cast.overlay.errors import M4castError
 from m4cast.topology.picture import write_svg
 from m4cast.topology.survey import survey
@@ -49,6 +50,7 @@ ACKS = 1
 START_TIMEOUT_S = 120.0
 ARRIVE_TIMEOUT_S = 120.0
 POLL_S = 0.2
+FILTER = "item = 'tea' AND pieces >= 5"
 MARK = "demo.json"
 """Marks a folder that a demo created, which another demo may replace."""
 
@@ -110,8 +112,8 @@ class SparkDemo:
         """Run the demo. The folder is created anew, and removed if the demo does not complete."""
         make_folder(self.folder)
         try:
-            with self._cluster() as (cluster, spark):
-                outcome = self._play(cluster, spark)
+            with self._units() as (cluster, partner, spark):
+                outcome = self._play(cluster, partner, spark)
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
@@ -120,15 +122,17 @@ class SparkDemo:
     # ---- nodes and Spark
 
     @contextmanager
-    def _cluster(self) -> "Iterator[tuple[LocalCluster, SparkSession]]":
-        """A running cluster and a Spark session, started in parallel; both are gone afterwards, whatever happens."""
+    def _units(self) -> "Iterator[tuple[LocalCluster, LocalCluster, SparkSession]]":
+        """Two running clusters and a Spark session, started in parallel; all are gone afterwards, whatever happens."""
         from pyspark.sql import SparkSession
 
+        from m4cast.demo.orders import SHOPS
         from m4cast.jobs.session import job_session
 
-        folder = self.folder / "cluster"
-        self.narrator.say(f"starting {self.nodes} nodes, each a separate process, and Spark")
-        words = [sys.executable, "-m", "m4cast", "cluster", "up", "--nodes", str(self.nodes), "--dir", str(folder)]
+        folder, spec = self.folder / "cluster", self.folder / "units.toml"
+        write_spec(spec, self.nodes, list(SHOPS))
+        self.narrator.say(f"starting {self.nodes} nodes and a second unit, each node a separate process, and Spark")
+        words = [sys.executable, "-m", "m4cast", "federation", "up", "--spec", str(spec), "--dir", str(folder)]
         # Another process starts the nodes: this one forks to start a JVM, which is not safe once it uses gRPC.
         up = subprocess.Popen(
             words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -145,19 +149,23 @@ class SparkDemo:
             _, messages = up.communicate(timeout=START_TIMEOUT_S)
             if up.returncode:
                 raise M4castError(f"the nodes did not start: {messages.strip()}")
-            self.narrator.say(f"{self.nodes} nodes are on the channel")
-            yield LocalCluster.open(folder), spark
+            cluster, partner = open_units(folder)
+            self.narrator.say(
+                f"{self.nodes} nodes are on the channel, {len(partner.names())} on that of unit {PARTNER}"
+            )
+            self.narrator.say(f"watch them in a browser until the demo ends: http://{cluster.node('n1').web}/", "bold")
+            yield cluster, partner, spark
         finally:
             if up.poll() is None:
                 up.kill()
                 up.communicate()
             if spark is not None and is_new:
                 spark.stop()
-            remove_cluster(folder)
+            remove_units(folder)
 
     # ---- the play
 
-    def _play(self, cluster: LocalCluster, spark: "SparkSession") -> DemoOutcome:
+    def _play(self, cluster: LocalCluster, partner: LocalCluster, spark: "SparkSession") -> DemoOutcome:
         from m4cast.demo import orders as demo_orders
         from m4cast.jobs import ingest
 
@@ -184,6 +192,7 @@ class SparkDemo:
                     query.stop()
                 ingesting.stop()
             published = self._wait_until_all_have_all(cluster)
+            self._wait_for_partner(cluster, partner)
             scene.now = "ingesting the rest"
             ingest.run(spark, self._plan(cluster, cast, continuous=False))
             self.narrator.say("all rows are in Delta")
@@ -229,6 +238,8 @@ class SparkDemo:
             wait(POLL_S)
         self.narrator.say("the first rows are in Delta", "green")
         roamer = RoamingShop(cluster, cast.killed, "orders", "pieces >= 6")
+        subscriber = FilteredSubscriber(cluster, cast.ingesting, "orders", FILTER)
+        self.narrator.say(f"a subscriber at {cast.ingesting} wants orders where {FILTER}")
         wait(self.seconds)
 
         self.narrator.say(f"client {KEY}, attached to {cast.killed}, leaves with {roamer.leave():,} orders")
@@ -255,6 +266,11 @@ class SparkDemo:
         states[cast.paused] = "up"
         self.narrator.say(f"{cast.paused} is resumed (SIGCONT)", "green")
         wait(self.seconds)
+        for query in queries:
+            query.stop()
+        self._until(lambda: not subscriber.left(), "the subscriber lacks rows")
+        self.narrator.say(f"the subscriber got the {subscriber.rows:,} orders that it wanted, and no others", "green")
+        subscriber.close()
 
     def _wait_until_all_have_all(self, cluster: LocalCluster) -> int:
         """Wait until all nodes have the same number of rows, after publishing has stopped; returns that number."""
@@ -271,6 +287,22 @@ class SparkDemo:
         raise M4castError(
             f"{last} has only {counts[last]:,} of {max(counts.values()):,} rows after {ARRIVE_TIMEOUT_S:g} s"
         )
+
+    def _wait_for_partner(self, cluster: LocalCluster, partner: LocalCluster) -> None:
+        rows = rows_of_topic(cluster, "n1")
+
+        def has_all() -> bool:
+            return all(rows_of_topic(partner, name) == rows for name in partner.names())
+
+        self._until(has_all, f"unit {PARTNER} lacks rows")
+        self.narrator.say(f"unit {PARTNER} has all {rows:,} {TOPIC}, and only these, through its gateway", "green")
+
+    def _until(self, is_done: Callable[[], bool], trouble: str) -> None:
+        deadline = time.monotonic() + ARRIVE_TIMEOUT_S
+        while not is_done():
+            if time.monotonic() > deadline:
+                raise M4castError(f"{trouble} after {ARRIVE_TIMEOUT_S:g} s")
+            time.sleep(POLL_S)
 
     # ---- audits
 
@@ -334,17 +366,9 @@ def make_folder(folder: Path) -> None:
         if folder.exists() and any(folder.iterdir()):
             if not (folder / MARK).exists():
                 raise M4castError(f"{folder}: is not empty and not from an earlier demo: choose another --dir")
-            remove_cluster(folder / "cluster")  # left by a demo that was killed
+            remove_units(folder / "cluster")  # left by a demo that was killed
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MARK).write_text(json.dumps({"made_by": "m4cast demo"}) + "\n", encoding="utf-8")
     except OSError as error:
         raise M4castError(f"{folder}: cannot be used: {error.strerror}") from error
-
-
-def remove_cluster(folder: Path) -> None:
-    """Kill the nodes of a cluster and remove its folder."""
-    if (folder / PLAN_FILE).exists():
-        cluster = LocalCluster.open(folder)
-        cluster.kill(*cluster.running())
-    shutil.rmtree(folder, ignore_errors=True)

@@ -252,8 +252,9 @@ _ROWS: tuple[Action[Any], ...] = (
     Action(
         name="clients",
         right="client",
-        about='Where clients are attached: {"key"} or {"after"} -> {"clients", "next"}; next null: no more',
-        fields=("key", "after"),
+        about='Where clients are attached, and what waits for those of this node: {"key"} or {"after"}, {"waiting"} -> '
+        '{"clients", "next"}; next null: no more',
+        fields=("key", "after", "waiting"),
         body="optional",
         parse=parse_clients,
         perform=lambda door, asked, caller: door.clients.table(asked, caller),

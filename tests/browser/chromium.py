@@ -1,6 +1,6 @@
 """A headless Chromium: what a page says on its console, how it is laid out at some width, and how it looks.
 
-`python -m tests.browser.chromium FILE` writes the picture of the report that the README shows.
+`python -m tests.browser.chromium FILE` writes the picture of the report that docs/AUDIT.md shows.
 """
 
 import json

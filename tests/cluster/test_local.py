@@ -200,7 +200,7 @@ def test_a_node_is_drained_or_shut_down_from_the_command_line(folder: Path) -> N
 
 def test_a_table_is_for_people(folder: Path) -> None:
     shown = run("status", "--dir", str(folder)).output
-    assert shown.splitlines()[0].split() == ["name", "state", "neighbours", "door", "http", "listen", "pid"]
+    assert shown.splitlines()[0].split() == ["name", "state", "neighbours", "door", "web", "http", "listen", "pid"]
     assert "n1" in shown and "full" in shown
 
 

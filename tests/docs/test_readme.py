@@ -15,7 +15,7 @@ def test_the_first_screen_publishes_and_reads(
     with_cluster.run(ROOT / "README.md")
     assert with_cluster.names["received"].count() == 1000
     assert "|orders|" in capsys.readouterr().out
-    assert [snippet.language for snippet in with_cluster.ran] == ["console", "python"]
+    assert [snippet.language for snippet in with_cluster.ran] == ["console", "python", "console"]
 
 
 def test_the_number_is_the_one_that_was_measured() -> None:

@@ -79,10 +79,11 @@ def up(nodes: int | None, degree: int | None, tls: bool, tokens: str | None, fol
 
 
 def _export(local: LocalCluster) -> str:
-    """A shell command that sets what clients need to know."""
+    """A shell command that sets what clients need to know; M4CAST_WEB is for browsers and curl."""
     known = {"node": ",".join(node.door for node in local.plan.nodes), **local.credentials()}
     if "tokens" in local.plan.node:
         known = {name: value for name, value in known.items() if name in ("node", "ca")} | {"token": "file:PATH"}
+    known["web"] = f"{'https' if local.plan.tls else 'http'}://{local.plan.nodes[0].web}"
     return "export " + " ".join(f"M4CAST_{name.upper()}={shlex.quote(value)}" for name, value in known.items())
 
 
@@ -177,11 +178,11 @@ def _show(local: LocalCluster, as_json: bool, summary: str) -> None:
     if as_json:
         print_json({"nodes": [as_object(view) for view in views]})
         return
-    table = Table("name", "state", "neighbours", "door", "http", "listen", "pid", box=None, pad_edge=False)
+    table = Table("name", "state", "neighbours", "door", "web", "http", "listen", "pid", box=None, pad_edge=False)
     for view in views:
         neighbours = str(len(view.neighbours())) if view.status else ""
         state = styled_state(view.state)
-        table.add_row(view.name, state, neighbours, view.door, view.http, view.listen, str(view.pid or ""))
+        table.add_row(view.name, state, neighbours, view.door, view.web, view.http, view.listen, str(view.pid or ""))
     console = Screen()
     console.print(table)
     if summary:

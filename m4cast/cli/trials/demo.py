@@ -58,9 +58,11 @@ def demo(
 ) -> None:
     """Watch a channel of real nodes survive crashes, and account for every row.
 
-    Two Spark pipelines publish orders at two nodes, and a third ingests them at another node into Delta. Meanwhile one
-    node is killed and restarted, and another is suspended for a while. The exit code is 0 only if every row is in Delta
-    exactly once and reached every node exactly once.
+    Two Spark pipelines publish orders at two sites, and a third ingests them at another node into Delta. A subscriber
+    follows some of them by a filter, a client leaves and returns elsewhere, and a second unit imports orders through a
+    gateway. Meanwhile one node is killed and restarted, and another is suspended for a while. The address of a console
+    is printed at the start. The exit code is 0 only if every row is in Delta exactly once and reached every node
+    exactly once.
     """
     if svg is not None and not no_spark:
         raise click.UsageError("--svg is only for --no-spark: with Spark, the graph is drawn in DIR")
@@ -128,7 +130,11 @@ def next_commands(folder: Path) -> list[str]:
         f"m4cast gaps {tables}",
         f"m4cast audit {tables} --report {folder / 'again.html'} --fail-on incomplete",
         f"m4cast maintain {tables} --keep events=90",
-        "m4cast cluster up --nodes 5",
+        f"m4cast federation up --spec {folder / 'units.toml'} --dir two-units",
+        'eval "$(m4cast cluster up --nodes 5 | tail -n 1)"',
+        "m4cast cluster status    # open the address in the column web: the node's console",
+        "m4cast tail --topic orders --where 'pieces >= 5'",
+        "m4cast client new shop-1.json --name shop-1",
         "m4cast sim --nodes 200 --scenario churn",
     ]
 

@@ -67,6 +67,8 @@ MOVED_MAX = 10_000
 """Clients that are remembered as gone elsewhere, so that they are told where."""
 STRIPES = 64
 ROWS_SHOWN_MAX = 1_000
+WAITING_SHOWN_MAX = 100
+"""With what waits for them: their states are read from the store."""
 ONLINE_S = 30.0
 """A client that has not called for this long counts as gone. The library calls at least every 5 s while it waits for
 rows, so nobody is probed. Lower: who is killed is seen sooner."""
@@ -275,10 +277,13 @@ class ClientAdmin(ManyClients):
         me = self._node.look(lambda node: node.me.node_id, self._timeout_s).hex()
         shown = [row for row in rows if caller.rights.may_client(str(row["key"]))]
         shown.sort(key=lambda row: str(row["key"]))
-        page = shown[:ROWS_SHOWN_MAX]
+        page = shown[: WAITING_SHOWN_MAX if question.waiting else ROWS_SHOWN_MAX]
         with self._lock:
             for row in page:
                 row["online"] = self._is_online(str(row["key"])) if row["node_id"] == me else None
+        if question.waiting:
+            for row in page:
+                row["waiting"] = self._waiting(str(row["key"])) if row["node_id"] == me else None
         return {"clients": page, "next": page[-1]["key"] if len(shown) > len(page) else None}
 
     # ---- reads of clients

@@ -47,6 +47,8 @@ class ClientQuestion:
 
     key: str | None
     after: str
+    waiting: bool = False
+    """Also what waits for the clients of this node."""
 
 
 def parse_client_key(fields: Fields) -> str:
@@ -138,7 +140,13 @@ def parse_state_question(fields: Fields) -> StateQuestion:
 
 def parse_clients(fields: Fields) -> ClientQuestion:
     key = parse_client_key(fields) if fields.has("key") else None
-    return ClientQuestion(key, fields.text("after", ""))
+    waiting = fields.get("waiting", False)
+    if not isinstance(waiting, bool):
+        raise bad_request(f"waiting must be true or false, not {waiting!r:.100}")
+    after = fields.text("after", "")
+    if not after.isprintable():
+        raise bad_request(f"after must be the key of a client, which is printable text, not {after!r:.100}")
+    return ClientQuestion(key, after, waiting)
 
 
 def _state(written: object) -> ClientState:

@@ -20,7 +20,7 @@ from m4cast.overlay.door.selected.reads import SelectiveReads
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.profiles import Profile, parse, widened
 from m4cast.overlay.protocol.clients.letters import mail_where
-from m4cast.overlay.protocol.clients.state import MAIL, ClientState
+from m4cast.overlay.protocol.clients.state import MAIL, ClientState, Sequences
 from m4cast.overlay.protocol.effects import Subscribe, Unsubscribe, Wish
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire.interest import MAILBOX_PREFIX
@@ -115,6 +115,11 @@ class ClientWants:
         if row is not None:
             self._selective.drop(row.topic, name)
 
+    def covered(self, key: str) -> dict[str, Sequences]:
+        """The next sequence up to which the client's rows of each selective topic are here, by origin."""
+        made = self._made.get(key)
+        return self._node.look(lambda node: _covered(node, made), self._timeout_s) if made else {}
+
     def is_settled(self, key: str, state: ClientState) -> bool:
         """True if all rows that are known to exist and that the client wants are here, in every stream that it
         knows."""
@@ -132,6 +137,16 @@ def _registered(node: Node) -> list[str]:
 
 def _key_of(registration: str) -> str:
     return registration.split("/", 2)[2]
+
+
+def _covered(node: Node, registrations: Iterable[str]) -> dict[str, Sequences]:
+    """On the loop."""
+    rows = node.interest.registrations.rows
+    return {
+        rows[each].topic: {stream.origin.hex(): until for stream, until in node.selection.coverage(each).items()}
+        for each in registrations
+        if each in rows
+    }
 
 
 def _is_settled(node: Node, registrations: Iterable[str], state: ClientState) -> bool:

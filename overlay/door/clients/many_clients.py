@@ -16,6 +16,7 @@ from m4cast.overlay.door.clients.client_lease import ClientLease
 from m4cast.overlay.door.clients.client_requests import digest_of, parse_client_key, parse_credential
 from m4cast.overlay.door.clients.client_table import rows_of
 from m4cast.overlay.door.clients.client_wants import ClientWants, require_profiles
+from m4cast.overlay.door.clients.waiting import waiting_of
 from m4cast.overlay.door.fields import Fields, checked_topic
 from m4cast.overlay.door.frontiers import Frontiers
 from m4cast.overlay.door.node_handle import NodeHandle, until_written, waited
@@ -180,6 +181,19 @@ class ManyClients:
                 profiles = json.loads(kept)["state"]["profiles"]
                 shown += [{"key": key, **{name: each[name] for name in PROFILE_SHOWN}} for each in profiles]
         return {"profiles": shown, "next": None}
+
+    def _waiting(self, key: str) -> list[dict[str, object]] | None:
+        """What waits here for a client, by profile; None if it has just gone."""
+        kept = self._store.clients.get(key)
+        if kept is None:
+            return None
+        state = state_of(json.loads(kept)["state"])
+        ends: dict[str, Sequences] = {}
+        covered = self._wants.covered(key)
+        plain = (topic for topic in state.topics if topic not in covered)
+        for stream, until in self._frontiers.positions(plain).items():
+            ends.setdefault(stream.topic, {})[stream.origin.hex()] = until
+        return waiting_of(state, {**ends, **covered})
 
     def _found(
         self, wish: ClientWish, me: NodeId, rows: list[SeenRow], caller: Caller

@@ -170,6 +170,13 @@ class WebDoor:
     async def _readers(self, request: web.Request) -> web.StreamResponse:
         return await self._act(request, "readers", {})
 
+    async def _clients(self, request: web.Request) -> web.StreamResponse:
+        after = Query(request, "clients").text("after") or ""
+        return await self._act(request, "clients", {"after": after, "waiting": True})
+
+    async def _units(self, request: web.Request) -> web.StreamResponse:
+        return await self._act(request, "units", {})
+
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         Query(request, "metrics")
         call = await self._gate.call(request, "metrics", self._actors)

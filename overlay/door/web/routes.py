@@ -173,6 +173,19 @@ _ROWS = (
     WebRoute(method="GET", path="/readers", handler="readers", about="The readers that rows are retained for"),
     WebRoute(
         method="GET",
+        path="/clients",
+        handler="clients",
+        about="Where clients are attached, and how many rows wait for those of this node: 100 at most, by key",
+        parameters=(Parameter("after", "a key: the answer begins behind it"),),
+    ),
+    WebRoute(
+        method="GET",
+        path="/units",
+        handler="units",
+        about="Units, gateways and links as this gatekeeper knows them; other nodes answer that they are none",
+    ),
+    WebRoute(
+        method="GET",
         path="/metrics.json",
         handler="metrics",
         about="This node's metrics (docs/METRICS.md): {name: [[labels, value]]}. Takes read on all topics, unfiltered",

@@ -4,10 +4,12 @@
 import { forgetCharts, resizeCharts } from "./charts.js";
 import { token } from "./door.js";
 import { h, replace } from "./dom.js";
+import { clients } from "./clients.js";
 import { interest } from "./interest.js";
 import { overview } from "./overview.js";
 import { tail } from "./tail.js";
 import { topics } from "./topics.js";
+import { units } from "./units.js";
 import { watch } from "./watch.js";
 
 const VIEWS = {
@@ -15,6 +17,8 @@ const VIEWS = {
   topics: { title: "Topics", show: topics },
   tail: { title: "Tail", show: tail },
   interest: { title: "Interest", show: interest },
+  clients: { title: "Clients", show: clients },
+  units: { title: "Units", show: units },
 };
 
 const find = (id) => document.getElementById(id);

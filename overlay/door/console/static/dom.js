@@ -30,6 +30,11 @@ export function card(title, attributes, ...children) {
   return h("section", { ...attributes, class: `card ${attributes?.class ?? ""}`, "aria-labelledby": id }, h("h2", { id }, title), children);
 }
 
+/** One number with its title, and a sentence about it. */
+export function tile(title, value, about, kind = "") {
+  return h("div", { class: `tile ${kind}`, role: "group", "aria-label": title }, h("span", { class: "title" }, title), h("strong", {}, value), h("span", { class: "about" }, about));
+}
+
 /** A table with a caption for screen readers; wide ones scroll inside themselves. */
 export function table(caption, columns, rows, empty) {
   if (!rows.length) return h("p", { class: "empty" }, empty);

@@ -1,7 +1,7 @@
 // The first view: the graph as it changes, how much flows, what is missing, and what has happened.
 
 import { chart } from "./charts.js";
-import { amount, bytes, card, clock, h, replace, seconds, table } from "./dom.js";
+import { amount, bytes, card, clock, h, replace, seconds, table, tile } from "./dom.js";
 import { liveGraph } from "./graph.js";
 import { plural, stateOf, watch } from "./watch.js";
 
@@ -104,10 +104,6 @@ function tilesOf(present, silent) {
     tile("Store", bytes(used), `${bytes(value("m4cast_store_available_bytes"))} free`),
   ];
   return list;
-}
-
-function tile(title, value, about, kind = "") {
-  return h("div", { class: `tile ${kind}`, role: "group", "aria-label": title }, h("span", { class: "title" }, title), h("strong", {}, value), h("span", { class: "about" }, about));
 }
 
 function depthsOf(tree, root) {

@@ -1,39 +1,45 @@
-// What the console watches: the graph and the metrics of the node, asked for every two seconds.
+// What the console watches: the graph, the units and the metrics of the node, asked for every two seconds.
 //
 // `watch` is an EventTarget: "look" after each look, "event" for each thing that happened between two looks. Others read
-// `watch.topology`, `watch.metrics` (null if the token may not) and `watch.history`.
+// `watch.topology`, `watch.units`, `watch.metrics` (null if the token may not) and `watch.history`.
 
 import { Refused, get } from "./door.js";
 
 const EVERY_MS = 2000;
 const HISTORY_MAX = 450; // 15 minutes
 const EVENTS_MAX = 200;
+const WINDOW_S = 10; // rates and latencies are those of this long: a single look catches whole batches, or none
+const APART_S = 1; // a look that the user asked for comes sooner, and makes no point of its own
 
 class Watch extends EventTarget {
   topology = null;
+  units = null;
   metrics = null;
   metricsRefused = null;
   failure = null;
   root = null;
   events = [];
   history = { at: [], published: [], pushed: [], pulled: [], missing: [], p50: [], p99: [], gaps: [] };
-  #before = null;
+  #samples = [];
   #timer = null;
 
   async look() {
     clearTimeout(this.#timer);
     try {
       const topology = await get(this.root ? `/topology?root=${this.root}` : "/topology");
+      const units = await get("/units");
       const metrics = await get("/metrics.json").catch((error) => this.#refused(error));
       this.#compare(this.topology, topology);
       this.topology = topology;
+      this.#compareGateways(this.units, units);
+      this.units = units;
       this.#measure(metrics);
       if (this.failure) this.#note("good", "This node answers again");
       this.failure = null;
     } catch (error) {
       if (!this.failure && this.topology) this.#note("bad", "This node does not answer");
       this.failure = error;
-      this.#before = null;
+      this.#samples = [];
     }
     this.dispatchEvent(new Event("look"));
     this.#timer = setTimeout(() => this.look(), EVERY_MS);
@@ -80,16 +86,28 @@ class Watch extends EventTarget {
     for (const link of old) if (!current.has(link)) this.#note("warn", `Link ${named(link)} is gone`);
   }
 
+  #compareGateways(before, now) {
+    if (!before?.is_gatekeeper || !now.is_gatekeeper) return;
+    const [old, current] = [before, now].map((units) => new Set(units.links.filter(isJoined).map((link) => `${link.channel} at ${link.address}`)));
+    for (const link of current) if (!old.has(link)) this.#note("good", `Gateway to ${link} is up`);
+    for (const link of old) if (!current.has(link)) this.#note("bad", `Gateway to ${link} is down`);
+  }
+
   #measure(metrics) {
     this.metrics = metrics;
     if (!metrics) return;
     const now = { at: performance.now() / 1000, buckets: buckets(metrics), ...this.#counters() };
-    const before = this.#before;
-    this.#before = now;
-    if (!before || now.start !== before.start) return;
-    if (now.opened > before.opened) this.#note("warn", `${plural(now.opened - before.opened, "gap")} opened: rows arrived before earlier ones`);
-    if (now.repaired > before.repaired) this.#note("good", `${plural(now.repaired - before.repaired, "gap")} repaired`);
-    if (now.lost > before.lost) this.#note("bad", `${plural(now.lost - before.lost, "row")} could not be had and were skipped`);
+    if (this.#samples.at(-1)?.start !== now.start) this.#samples = [];
+    const last = this.#samples.at(-1);
+    if (last) this.#noteGaps(last, now);
+    if (last && now.at - last.at < APART_S) {
+      Object.assign(last, { opened: now.opened, repaired: now.repaired, lost: now.lost }); // noted just now
+      return;
+    }
+    this.#samples.push(now);
+    while (this.#samples.length > 2 && now.at - this.#samples[1].at >= WINDOW_S) this.#samples.shift();
+    if (!last) return;
+    const before = this.#samples[0];
     const rate = (name) => Math.max(0, (now[name] - before[name]) / (now.at - before.at));
     const delays = now.buckets.map(([bound, count], at) => [bound, count - (before.buckets[at]?.[1] ?? 0)]);
     this.#remember({
@@ -97,6 +115,12 @@ class Watch extends EventTarget {
       missing: this.value("m4cast_missing_rows"), gaps: this.value("m4cast_gaps_open"),
       p50: quantile(delays, 0.5), p99: quantile(delays, 0.99),
     });
+  }
+
+  #noteGaps(before, now) {
+    if (now.opened > before.opened) this.#note("warn", `${plural(now.opened - before.opened, "gap")} opened: rows arrived before earlier ones`);
+    if (now.repaired > before.repaired) this.#note("good", `${plural(now.repaired - before.repaired, "gap")} repaired`);
+    if (now.lost > before.lost) this.#note("bad", `${plural(now.lost - before.lost, "row")} could not be had and were skipped`);
   }
 
   #counters() {
@@ -121,6 +145,9 @@ class Watch extends EventTarget {
 }
 
 export const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+
+/** A link to another gatekeeper is of use once both know which units it joins, and while the other answers. */
+export const isJoined = (link) => link.level !== null && !link.is_suspected;
 
 /** The state of a node in one word, which is also its class. */
 export function stateOf(node, topology) {
