@@ -120,7 +120,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def parsed_off_loops(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever a test does: sqlglot, which takes up to 20 ms, never runs on a node's loop, nor in the machines that the
     loop drives."""
-    parse, seen = LANGUAGES[SQL, SQL_VERSION], []
+    parse = LANGUAGES[SQL, SQL_VERSION]
+    seen: list[str] = []
 
     def watched(text: str) -> Condition:
         seen.extend(offence_of(sys._getframe(1)))

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from m4cast.overlay.client import Channel
-from m4cast.overlay.config import TopicFilter
+from m4cast.overlay.config.settings import TopicFilter
 from m4cast.overlay.door.publish.puts import PutService
 from m4cast.overlay.door.read.filtering import FilteredReading
 from m4cast.overlay.door.web import bodies, posts

@@ -118,7 +118,7 @@ def test_a_profile_is_read_as_it_is_told() -> None:
 
 
 def test_facts_are_read_back_and_nothing_else_is_a_fact() -> None:
-    facts = {"topic": "o'clock \\", "needed": 17, "route_by": ""}
+    facts: dict[str, str | int] = {"topic": "o'clock \\", "needed": 17, "route_by": ""}
     assert facts_of(facts_text(facts)) == facts
     assert facts_of("`a` = 1") == {"a": 1}
     for other in (
