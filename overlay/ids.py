@@ -31,6 +31,12 @@ def new_node_id(random: Random) -> NodeId:
     return NodeId(random.randbytes(NODE_ID_BYTES))
 
 
+def node_id_of(written: str) -> NodeId | None:
+    """The id that was written in lower-case hexadecimal digits; None: this is none."""
+    is_hex = len(written) == 2 * NODE_ID_BYTES and all(each in "0123456789abcdef" for each in written)
+    return NodeId(bytes.fromhex(written)) if is_hex else None
+
+
 def heir_of(node_id: NodeId, now_ms: int, random_bytes: bytes) -> NodeId:
     """A new id for the node that had this one: four random bytes, the time in seconds, and the lineage. If an old copy
     of the store is restored again, the node recognises by the lineage what it published under ids that this copy does

@@ -7,18 +7,22 @@ JVM costs half a minute until it is warm, and a third one would not pay. All tes
 What takes longest comes first, so that the processes end together.
 """
 
+import asyncio
 import gc
 import os
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from m4cast.overlay.profiles.condition import Condition
+from m4cast.overlay.profiles.profile import LANGUAGES, SQL, SQL_VERSION
 from tests.time_table import TimeTable
 
 if TYPE_CHECKING:
@@ -65,6 +69,10 @@ QUICK_JVM = (
 os.environ.setdefault("JAVA_TOOL_OPTIONS", QUICK_JVM)
 
 
+MACHINES = tuple(f"m4cast.overlay.{room}." for room in ("protocol", "federation", "net"))
+NODE_ROOMS = (*MACHINES, "m4cast.overlay.door.", "m4cast.overlay.store.", "m4cast.cli.nodes.")
+
+
 class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
     """Hands out whole groups in the order of `pytest_collection_modifyitems`. (`--dist loadgroup` would do, but the
     group's mark has no effect with pytest 9.2 and xdist 3.8.)"""
@@ -106,6 +114,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return place, item.nodeid.startswith(LAST)
 
     items.sort(key=place)
+
+
+@pytest.fixture(autouse=True)
+def parsed_off_loops(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever a test does: sqlglot, which takes up to 20 ms, never runs on a node's loop, nor in the machines that the
+    loop drives."""
+    parse = LANGUAGES[SQL, SQL_VERSION]
+    seen: list[str] = []
+
+    def watched(text: str) -> Condition:
+        seen.extend(offence_of(sys._getframe(1)))
+        return parse(text)
+
+    monkeypatch.setitem(LANGUAGES, (SQL, SQL_VERSION), watched)
+    yield
+    assert not seen, f"a filter was parsed where only canonical texts may be read: {seen}"
+
+
+def offence_of(frame: FrameType | None) -> Iterator[str]:
+    """The place that has a text parsed, if it must not."""
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("m4cast.overlay.profiles"):
+        frame = frame.f_back
+    if frame is None:
+        return
+    module, function = str(frame.f_globals.get("__name__")), frame.f_code.co_name
+    is_node = module.startswith(NODE_ROOMS)
+    is_machine = module.startswith(MACHINES) and function != "config_wishes"  # asked first on a thread
+    if is_machine or (is_node and asyncio._get_running_loop() is not None):
+        yield f"{module}.{function}"
 
 
 @pytest.fixture(scope="session")

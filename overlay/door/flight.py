@@ -46,13 +46,15 @@ SCHEME = "bearer "
 class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no types
     """Serves as soon as it is made. `address` is where."""
 
-    def __init__(self, driver: Driver, services: Services, listen: str = "127.0.0.1:0", tokens: str = "") -> None:
+    def __init__(
+        self, driver: Driver, services: Services, listen: str = "127.0.0.1:0", tokens: Tokens | None = None
+    ) -> None:
         self.services = services
         host, _, _ = listen.rpartition(":")
-        protection: dict[str, Any] = _tls_of(driver, verify_clients=not tokens) if driver.tls else {}
-        self._has_tokens = bool(tokens)
-        if tokens:
-            protection["middleware"] = {TOKEN: TokenCheck(Tokens(tokens), self.services.node.count_refusal)}
+        protection: dict[str, Any] = _tls_of(driver, verify_clients=tokens is None) if driver.tls else {}
+        self._has_tokens = tokens is not None
+        if tokens is not None:
+            protection["middleware"] = {TOKEN: TokenCheck(tokens, self.services.node.count_refusal)}
         super().__init__(f"{'grpc+tls' if driver.tls else 'grpc'}://{listen}", **protection)
         self.address = f"{host}:{self.port}"
         log.info("clients are answered at %s", self.address)

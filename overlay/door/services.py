@@ -198,9 +198,7 @@ class Services:
 
     def _require_topics(self, get: Get, caller: Caller) -> None:
         """Refuse what the caller may not read. A client may read its own mail, if it is connected."""
-        own: tuple[str, ...] = ()
-        if get.wanted is not None and get.attached is not None and MAIL in get.wanted:
-            own = (MAIL,) if is_own_mail(get.wanted[MAIL], get.attached.key) else ()
+        own = _own_topics(get)
         caller.rights.require_topics("read", tuple(topic for topic in get.topics if topic not in own))
 
     def _read_filtered(self, get: Get, caller: Caller, whose: Mapping[str, str]) -> tuple[pa.Schema, Iterator[Any]]:
@@ -226,9 +224,10 @@ class Services:
 
     def _read_wanted(self, get: Get, wanted: Mapping[str, Profile], caller: Caller) -> tuple[pa.Schema, Iterator[Any]]:
         """For a client: the read ends when its connection does."""
-        profiles: dict[str, Profile] = {}
+        profiles: dict[str, Profile] = {topic: wanted[topic] for topic in _own_topics(get)}
         for topic in get.topics:
-            profiles |= {topic: wanted[MAIL]} if topic == MAIL else caller.rights.filters((topic,), wanted[topic])
+            if topic not in profiles:
+                profiles |= caller.rights.filters((topic,), wanted[topic])
         if get.attached is not None:
             caller = self.clients.watched(caller, get.attached)
         reading = self._filtered_reading
@@ -281,3 +280,11 @@ class Services:
 
     def node_id(self) -> str:
         return self.node.look(lambda node: node.me.node_id, self.timeout_s).hex()
+
+
+def _own_topics(get: Get) -> tuple[str, ...]:
+    """The topics of which a client asks for what is its own, whatever its token may read: its mail, and nothing else
+    of that topic. That the client is connected is checked when it reads."""
+    if get.wanted is None or get.attached is None or MAIL not in get.wanted:
+        return ()
+    return (MAIL,) if is_own_mail(get.wanted[MAIL], get.attached.key) else ()

@@ -71,6 +71,7 @@ from m4cast.overlay.protocol.effects import (
     WakeAt,
 )
 from m4cast.overlay.protocol.finding.port_order import LISTEN_TRIES, port_order
+from m4cast.overlay.protocol.interest.registrations import config_wishes
 from m4cast.overlay.protocol.node import Node
 
 log = logging.getLogger("m4cast.node")
@@ -157,6 +158,8 @@ class Driver:
             raise M4castError(f"cannot listen on {self._config.listen}: {error.strerror or error}") from error
         if port == "0":  # A free port was chosen: the node advertises that one.
             self._config = replace(self._config, listen=f"{host}:{bound}")
+        if self._config.subscribe:
+            await asyncio.to_thread(config_wishes, self._config.subscribe)
         self._use_node(self.store_side.store.recovered)
         log.info("%s listens on %s", short_id(self.node.me.node_id), self._config.advertised)
         self._is_started = True

@@ -22,6 +22,7 @@ from m4cast.overlay.profiles.profile import (
     narrowed,
     parse,
     profile_of,
+    read,
     widened,
 )
 from m4cast.overlay.profiles.summary import Summary, may_match, summarise
@@ -30,6 +31,7 @@ __all__ = [
     "Profile",
     "Condition",
     "parse",
+    "read",
     "profile_of",
     "narrowed",
     "widened",

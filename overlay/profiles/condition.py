@@ -12,6 +12,7 @@ spellings of one filter have one text (`text_of`). The text is in the language `
 Everything here is a value. Limits are checked by `check_limits`, wherever a condition comes from.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Context, Decimal
 from enum import Enum, StrEnum
@@ -24,8 +25,13 @@ from m4cast.overlay.value import value
 
 TEXT_BYTES_MAX = 4_096
 """Limit on the text of a filter. Parsing costs about 4 ms per KB. Decided."""
+CANONICAL_BYTES_MAX = 4 * TEXT_BYTES_MAX
+"""Limit on the canonical text of a filter, which is what nodes tell each other: names are quoted in it, and BETWEEN,
+dates and powers of ten written out. Decided."""
 TERMS_MAX = 256
 """Tests of one column in a condition; each costs a pass over the rows. Decided."""
+PATH_MAX = 32
+"""Names in a nested column: as many as payloads may nest."""
 DEPTH_MAX = 32
 """AND, OR, NOT and parentheses inside each other. Parsers and evaluation recurse so deep. Decided."""
 
@@ -163,6 +169,7 @@ class AnyOf:
 
 Condition = Term | AllOf | AnyOf | Always | Never
 _WRITTEN_OUT_MAX = 40
+_NO_CHARACTER = re.compile("[\0\ud800-\udfff]")
 _DIGITS = Context(prec=100)  # more than a literal has
 ALWAYS = Always()
 NEVER = Never()
@@ -266,15 +273,15 @@ def columns_of(condition: Condition) -> tuple[tuple[str, ...], ...]:
     return tuple(sorted({term.column.path for term in terms_of(condition)}))
 
 
-def check_text(text: str, what: str) -> None:
+def check_text(text: str, what: str, bytes_max: int = TEXT_BYTES_MAX) -> None:
     """Refuse a text that is too long, or has characters that no column can hold."""
     size = len(text.encode(errors="surrogatepass"))
-    if size > TEXT_BYTES_MAX:
+    if size > bytes_max:
         # The place is the first character that is over the limit, if all before it take a byte each.
-        raise FilterError(f"{what} has {size} bytes, at most {TEXT_BYTES_MAX}: make it shorter", TEXT_BYTES_MAX)
-    for at, character in enumerate(text):
-        if character == "\0" or "\ud800" <= character <= "\udfff":
-            raise FilterError(f"the character {character!r} cannot be in a filter: remove it", at)
+        raise FilterError(f"{what} has {size} bytes, at most {bytes_max}: make it shorter", min(bytes_max, len(text)))
+    found = _NO_CHARACTER.search(text)
+    if found is not None:
+        raise FilterError(f"the character {found[0]!r} cannot be in a filter: remove it", found.start())
 
 
 def check_limits(condition: Condition, position: int | None = None) -> None:

@@ -106,12 +106,12 @@ class SpanReader:
     def _demand_certificate(
         self, reading: "RangeReader", span: planner.SequenceSpan, row_filter: SourceFilter | NotifiedRows
     ) -> None:
-        """Refuse an answer that ended before the span did, or that was selected by another filter. (A node may narrow
-        the filter of a caller who has a token.)"""
+        """Refuse an answer that ended before the span did, or that was selected by another filter. (Of a caller with a
+        token a node may narrow the filter, by one that the caller does not know.)"""
         until, profile = reading.frontier[span.topic][span.origin], reading.where.get("profile")
         expected = row_filter.profile().id.hex()
-        is_known = bool(self._options.access.token or self._options.access.tls_cert)
-        if until >= span.next and (profile == expected or (is_known and profile is not None)):
+        may_be_narrowed = bool(self._options.access.token)
+        if until >= span.next and (profile == expected or (may_be_narrowed and profile is not None)):
             return
         problem = (
             f"topic {span.topic!r}, origin {span.origin}: the answer is certified up to row {until - 1} for filter "

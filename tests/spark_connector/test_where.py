@@ -12,8 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from m4cast.cluster.local import LocalCluster
+from m4cast.overlay.client import Channel
 from m4cast.schemas.tables.query_progress import QUERY_PROGRESS
 from m4cast.spark_connector.progress import DeltaProgressListener
+from tests.overlay.door.served import serving
 from tests.processes.clusters import until
 from tests.spark_connector.test_batch import read, write
 from tests.spark_connector.test_stream import run, source
@@ -195,3 +197,26 @@ def test_another_filter_applies_to_rows_that_were_not_planned_yet(
     channel.publish(topic, [{"id": 20}], acks=1)
     run_with(None)
     assert batches[2] == [20]
+
+
+def test_a_token_with_a_filter_reads_such_rows_alone(spark: SparkSession, checkpoint: Path, tmp_path: Path) -> None:
+    rights = {"all": 'publish = ["*"]', "some": "where = { orders = \"country = 'PL'\" }"}
+    written = [f'[[token]]\nname = "{name}"\nsecret = "the secret of {name}"\nread = ["*"]\n' for name in rights]
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text("\n".join(token + right for token, right in zip(written, rights.values(), strict=True)))
+    with serving(tmp_path / "node", 1, None, f"file:{tokens}") as served:
+        nodes, table = served.addresses[0], str(tmp_path / "table")
+        channel = Channel(served.addresses, token="the secret of all")
+        channel.publish(
+            "orders", [{"id": number, "country": "PL" if number % 3 == 0 else "DE"} for number in range(90)]
+        )
+        some = {"topic": "orders", "token": "the secret of some"}
+        polish = set(range(0, 90, 3))
+        assert {row.id for row in read(spark, nodes, **some).collect()} == polish
+        assert {row.id for row in read(spark, nodes, where="id < 30", **some).collect()} == set(range(0, 30, 3))
+        assert read(spark, nodes, where="country = 'DE'", **some).count() == 0
+        query = run(
+            source(spark, nodes, where="id >= 30", maxRowsPerTrigger="50", **some), "parquet", checkpoint, path=table
+        )
+        assert '": 91' in query.lastProgress.sources[0].endOffset  # type: ignore[union-attr]
+        assert {row.id for row in spark.read.parquet(table).collect()} == set(range(30, 90, 3))

@@ -30,6 +30,7 @@ from m4cast.overlay import heap
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.config.federation import FederationConfig
 from m4cast.overlay.config.files import load_cluster, load_federation, load_node
+from m4cast.overlay.door.access.tokens import Tokens
 from m4cast.overlay.door.call_counts import CallCounts
 from m4cast.overlay.door.flight import FlightDoor
 from m4cast.overlay.door.http.metrics import NodeCollector
@@ -197,16 +198,17 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
         await driver.start()
         if node.federation is not None:
             gatekeeper = await _open_gate(driver, stores[0], node, node.federation)
+        tokens = await asyncio.to_thread(Tokens, config.tokens) if config.tokens else None
         services = Services(driver, stores[0], limits) if config.door or config.web else None
         loop = asyncio.get_running_loop()
         collector = _collector(driver, stores[0], services, config) if config.http or config.web else None
         if config.web and services is not None:
-            web = WebDoor(driver, services, config.tokens, config.web_origins, collector=collector)
+            web = WebDoor(driver, services, tokens, config.web_origins, collector=collector)
             await web.open(config.web)
         if config.http:
             http = HttpDoor(driver, stores[0], channel, config.http, collector=collector)
         if config.door and services is not None:  # the last one: a node that answers here has all its doors open
-            door = _open_door(driver, services, config)
+            door = _open_door(driver, services, config, tokens)
         chores = [
             loop.create_task(chore)
             for chore in (driver.upkeep.trim_every(TRIM_INTERVAL_S), driver.upkeep.watch_free_space(ROOM_INTERVAL_S))
@@ -258,9 +260,9 @@ class _NoPandas(MetaPathFinder):
             raise ModuleNotFoundError("a node does not use pandas", name=fullname)
 
 
-def _open_door(driver: Driver, services: Services, config: NodeConfig) -> FlightDoor:
+def _open_door(driver: Driver, services: Services, config: NodeConfig, tokens: Tokens | None) -> FlightDoor:
     try:
-        return FlightDoor(driver, services, config.door, config.tokens)
+        return FlightDoor(driver, services, config.door, tokens)
     except (OSError, pa.ArrowException) as error:  # if the port is in use, Flight reports only that it did not start
         detail = f"{error} (is the port in use?)"
         raise M4castError(f"cannot open a door at {config.door}: {detail}; set another `door`") from error

@@ -53,7 +53,12 @@ class Tokens:
         self._tokens = self._load()
 
     def rights_of(self, secret: str) -> Rights | None:
-        self._refresh()
+        """The rights of a secret, by the file as it is now. Not on a node's loop: filters may have to be parsed."""
+        self.refresh()
+        return self.known_rights_of(secret)
+
+    def known_rights_of(self, secret: str) -> Rights | None:
+        """The rights of a secret, by the file as it was read last."""
         digest = _digest(secret)
         found = None
         for known, rights in self._tokens:  # all of them, so that timing reveals nothing
@@ -61,20 +66,26 @@ class Tokens:
                 found = rights
         return found
 
-    def _refresh(self) -> None:
+    @property
+    def is_stale(self) -> bool:
+        """True if the file has changed since it was read."""
+        return self._path is not None and file_stamp(self._path) != self._looked
+
+    def refresh(self) -> None:
+        """Read a file that has changed; what is wrong in it is logged, and the tokens before stay in force."""
         if self._path is None:
             return
         with self._lock:
             looked = file_stamp(self._path)
             if looked == self._looked:
                 return
-            self._looked = looked
             try:
                 self._tokens = self._load()
             except ConfigError as error:
                 log.error("the new tokens are not used, the old ones stay in force: %s", error)
             else:
                 log.info("%d tokens of %s are in force", len(self._tokens), self._path)
+            self._looked = looked  # last: until then others see that the file is to be read
 
     def _load(self) -> list[tuple[bytes, Rights]]:
         if self._path is not None:

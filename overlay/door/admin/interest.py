@@ -29,6 +29,7 @@ from m4cast.overlay.door.selected.costs import FilterCosts
 from m4cast.overlay.door.selected.reader_registrations import READER_PREFIX
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.profiles import Profile
+from m4cast.overlay.profiles.languages.canonical import readable
 from m4cast.overlay.protocol.effects import (
     Covered,
     InterestChanged,
@@ -286,7 +287,7 @@ def _shown_item(node_id: NodeId, name: str, item: InterestItem) -> dict[str, Any
         "node": name,
         "topic_hash": item.topic_hash,
         "profile_hash": f"{item.profile_hash:016x}",
-        "where": item.text,
+        "where": readable(item.text),
         "language": item.language,
         "epoch": item.epoch,
         "since_ms": item.since_ms,

@@ -17,7 +17,7 @@ from m4cast.overlay.door.clients.client_lease import READER, held
 from m4cast.overlay.door.node_handle import NodeHandle, until_written, waited
 from m4cast.overlay.door.selected.reads import SelectiveReads
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.profiles import parse
+from m4cast.overlay.profiles import read
 from m4cast.overlay.protocol.clients.holds import HOLDS_MAX, HOLDS_TOPIC, hold_id, hold_of, hold_text
 from m4cast.overlay.protocol.clients.state import Frontier
 from m4cast.overlay.protocol.effects import InterestChanged, Subscribe, Unsubscribe, Wish
@@ -83,7 +83,7 @@ class KeeperLeases:
 
     def _announce(self, changed: Mapping[StreamId, int], gone: list[StreamId]) -> None:
         wishes = tuple(
-            Wish(hold_id(each), HOLDS_TOPIC, parse(hold_text(each, first))) for each, first in changed.items()
+            Wish(hold_id(each), HOLDS_TOPIC, read(hold_text(each, first))) for each, first in changed.items()
         )
         if wishes:
             waited(self._node.request(lambda number: Subscribe(number, wishes)), self._timeout_s, lambda: False)

@@ -19,7 +19,7 @@ from m4cast.overlay.door.read.pacing import Pacing
 from m4cast.overlay.door.read.portions import PortionReader, ruled_out_by
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.profiles import EVERYTHING, FilterError, Profile, UnknownLanguageError, parse
+from m4cast.overlay.profiles import EVERYTHING, FilterError, Profile, read
 from m4cast.overlay.protocol.effects import Registration
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.store.store import SummarisedBatch
@@ -158,9 +158,9 @@ def _reached(node: Node, ids: list[str]) -> dict[str, _Reach]:
 
 
 def _profile(row: Registration) -> Profile:
-    if not row.text:
+    if not row.canonical:
         return EVERYTHING
     try:
-        return parse(row.text, row.language, row.version)
-    except (FilterError, UnknownLanguageError):  # another program registered it: it stands for every row
+        return read(row.canonical)
+    except FilterError:  # another program registered it: it stands for every row
         return EVERYTHING

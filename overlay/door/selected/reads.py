@@ -24,7 +24,7 @@ from m4cast.overlay.door.rows.summaries import ColumnPath, Summaries
 from m4cast.overlay.door.selected.activity import activity
 from m4cast.overlay.door.selected.reader_registrations import ReaderRegistrations
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.profiles import FilterError, Profile, UnknownLanguageError, columns_of, parse
+from m4cast.overlay.profiles import FilterError, Profile, UnknownLanguageError, columns_of, read
 from m4cast.overlay.profiles.summary import COLUMNS_MAX
 from m4cast.overlay.protocol.effects import Covered, InterestChanged, TopicSpread
 from m4cast.overlay.protocol.node import Node
@@ -274,7 +274,7 @@ def _named(node: Node, topic: str) -> tuple[ColumnPath, ...]:
         for item in entry.items.values():
             if item.topic_hash == wanted and item.text:
                 try:
-                    condition = parse(item.text, item.language, item.version).condition
+                    condition = read(item.text, item.language, item.version).condition
                 except (FilterError, UnknownLanguageError):
                     continue
                 columns.update(dict.fromkeys(columns_of(condition)))

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from aiohttp import web
@@ -22,7 +21,6 @@ from m4cast.overlay.door.access.tokens import Tokens
 from m4cast.overlay.door.refusals import Refusal, as_json, internal
 from m4cast.overlay.door.services import Services
 from m4cast.overlay.door.web.workers import Workers
-from m4cast.overlay.net.tls import file_stamp
 from m4cast.overlay.refusals import PASSING, REFUSALS
 
 T = TypeVar("T")
@@ -70,14 +68,11 @@ class WebCall:
 
 
 class Gate:
-    """Admits requests. `tokens` is a reference, as in the node's settings; without one, clients have shown a
-    certificate of the cluster, or the node is unprotected."""
+    """Admits requests. Without tokens, clients have shown a certificate of the cluster, or the node is unprotected."""
 
-    def __init__(self, services: Services, tokens: str, origins: tuple[str, ...]) -> None:
+    def __init__(self, services: Services, tokens: Tokens | None, origins: tuple[str, ...]) -> None:
         self._services = services
-        self._tokens = Tokens(tokens) if tokens else None
-        self._token_file = Path(tokens.removeprefix("file:")) if tokens.startswith("file:") else None
-        self._stamp = file_stamp(self._token_file) if self._token_file else None
+        self._tokens = tokens
         self._origins = origins
 
     @web.middleware
@@ -118,10 +113,8 @@ class Gate:
 
     async def _read_tokens(self, workers: Workers) -> None:
         """A file of tokens that has changed is read on a thread: with many filters in it that takes long."""
-        stamp = file_stamp(self._token_file) if self._token_file else None
-        if stamp != self._stamp and self._tokens is not None:
-            await workers.run(TOKENS_CLIENT, partial(self._tokens.rights_of, ""))
-            self._stamp = stamp
+        if self._tokens is not None and self._tokens.is_stale:
+            await workers.run(TOKENS_CLIENT, self._tokens.refresh)
 
     def _rights(self, request: web.Request) -> Rights:
         if self._tokens is None:
@@ -130,7 +123,7 @@ class Gate:
         secret = shown[0] if len(shown) == 1 else ""
         rights = None
         if secret.lower().startswith(SCHEME):
-            rights = self._tokens.rights_of(secret[len(SCHEME) :])
+            rights = self._tokens.known_rights_of(secret[len(SCHEME) :])
         if rights is None:
             what = "an unknown token" if secret else "no token"
             detail = f"{what}: send the header `Authorization: Bearer <secret>`"

@@ -20,6 +20,7 @@ from functools import partial
 
 from aiohttp import web
 
+from m4cast.overlay.door.access.tokens import Tokens
 from m4cast.overlay.door.actions import ACTIONS, UNKNOWN, act
 from m4cast.overlay.door.console.files import PAGE, file_answer
 from m4cast.overlay.door.http.connections import ConnectionLimits
@@ -55,13 +56,13 @@ ACTION_THREADS = 8
 
 
 class WebDoor:
-    """`address` is where it serves, once it is open. `tokens` is a reference, as in the node's settings."""
+    """`address` is where it serves, once it is open."""
 
     def __init__(
         self,
         driver: Driver,
         services: Services,
-        tokens: str = "",
+        tokens: Tokens | None = None,
         origins: tuple[str, ...] = (),
         limits: WebLimits | None = None,
         timeout_s: float = DoorLimits().timeout_ms / 1000,
@@ -95,7 +96,7 @@ class WebDoor:
                 head_bytes_max=limits.head_bytes_max,
             ),
             driver.refusals.add,
-            None if tls is None else partial(tls.web, verifies_clients=not tokens),
+            None if tls is None else partial(tls.web, verifies_clients=tokens is None),
             body_ahead_bytes=BODY_AHEAD_BYTES,
         )
         self._scheme = "http" if tls is None else "https"

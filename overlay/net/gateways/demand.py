@@ -7,6 +7,7 @@ themselves: so interest does not keep itself alive (H42).
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from m4cast.overlay.errors import M4castError, RemoteProtocolError
 from m4cast.overlay.federation.contract import FederationInput, UnwantRows, WantRows
@@ -17,7 +18,7 @@ from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.net.gateways.channel_side import ChannelSide
 from m4cast.overlay.net.gateways.finding import FoundRows, StreamFinding
 from m4cast.overlay.net.gateways.messages import AcrossFrame, StreamHead
-from m4cast.overlay.profiles.profile import Profile, parse
+from m4cast.overlay.profiles.profile import SQL, SQL_VERSION, Profile, read
 from m4cast.overlay.protocol.effects import CreateTopic, Subscribe, Unsubscribe, Wish
 from m4cast.overlay.protocol.selective.demand import topic_hash
 from m4cast.overlay.protocol.wire.batch import Batch
@@ -28,6 +29,7 @@ from m4cast.overlay.protocol.wire.selective import (
     CoverEntry,
     CoverStmt,
     Destination,
+    ProfileText,
     RoutedFrame,
     SelectPullCall,
     SelectPullResp,
@@ -38,6 +40,7 @@ NAME = "demand:"
 FRAMES_MAX = 64
 """Frames of a stream that wait for a way; older ones are dropped, and asked again."""
 ASKERS_MAX = 4_096
+PROFILES_REMEMBERED = 65_536
 
 
 class Demanded:
@@ -88,7 +91,7 @@ class Demanded:
             for item in entry.items.values():
                 topic = self._topics.get(item.topic_hash)
                 if topic is not None:
-                    profile = _profile(item.text, item.language, item.version)
+                    profile = _profile(ProfileText(item.language, item.version, item.text))
                     want = UnitWant(topic, profile)
                     key = f"{topic}/{want.key[1].hex()}"
                     wanted[NAME + key] = want
@@ -97,7 +100,7 @@ class Demanded:
                     mirrored[MIRROR + key] = Wish(MIRROR + key, topic, profile, earliest)
         for name, row in node.interest.registrations.rows.items():
             if not name.startswith(MIRROR) and row.topic in self._topics.values():
-                want = UnitWant(row.topic, _profile(row.text, row.language, row.version))
+                want = UnitWant(row.topic, _profile(ProfileText(SQL, SQL_VERSION, row.canonical)))
                 wanted[f"{NAME}{row.topic}/{want.key[1].hex()}"] = want
         self._announce(wanted)
         self._mirror(mirrored)
@@ -195,11 +198,12 @@ class Demanded:
             raise RemoteProtocolError(f"{type(content).__name__} across a gateway")
 
 
-def _profile(text: str, language: str, version: int) -> Profile | None:
-    """Parse the text of a profile; None stands for every row, also if the text cannot be parsed here."""
-    if not text:
+@lru_cache(PROFILES_REMEMBERED)
+def _profile(told: ProfileText) -> Profile | None:
+    """Read the text of a profile; None stands for every row, also if the text cannot be read here."""
+    if not told.text:
         return None
     try:
-        return parse(text, language, version)
+        return read(told.text, told.language, told.version)
     except M4castError:
         return None

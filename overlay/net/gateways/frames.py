@@ -77,7 +77,7 @@ from m4cast.overlay.net.gateways.messages import (
 )
 from m4cast.overlay.profiles import summary_bytes
 from m4cast.overlay.profiles.condition import FilterError
-from m4cast.overlay.profiles.profile import Profile, UnknownLanguageError, parse
+from m4cast.overlay.profiles.profile import SQL, SQL_VERSION, Profile, UnknownLanguageError, read
 from m4cast.overlay.protocol.selective.demand import summary_of
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.control import from_avro, more_kinds, to_avro
@@ -307,7 +307,7 @@ def wanted_rows(want: UnitWant) -> UnitRows:
     profile = want.profile
     if profile is None:
         return UnitRows(want.topic, None)
-    return UnitRows(want.topic, WantedProfile(profile.language, profile.version, profile.written))
+    return UnitRows(want.topic, WantedProfile(SQL, SQL_VERSION, profile.text))
 
 
 def unit_want(rows: UnitRows) -> UnitWant:
@@ -318,7 +318,7 @@ def unit_want(rows: UnitRows) -> UnitWant:
 @lru_cache(PROFILES_REMEMBERED)
 def _profile(language: str, version: int, text: str) -> Profile | None:
     try:
-        return parse(text, language, version)
+        return read(text, language, version)
     except UnknownLanguageError:
         return None
     except FilterError as error:

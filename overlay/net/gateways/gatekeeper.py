@@ -96,6 +96,7 @@ from m4cast.overlay.net.gateways.places import GatewayPlaces
 from m4cast.overlay.net.gateways.reports.reports import CLIENT_FINDS, MachineReports
 from m4cast.overlay.net.gateways.rules import GatewayRules, may_enter, may_leave
 from m4cast.overlay.net.gateways.view import view_of_links, view_of_units
+from m4cast.overlay.profiles.languages.canonical import readable
 from m4cast.overlay.protocol.effects import Covered, Delivered, SendAcross
 from m4cast.overlay.protocol.selective.contract import keep_id
 from m4cast.overlay.protocol.wire.batch import Batch
@@ -265,7 +266,7 @@ class Gatekeeper:
                 {
                     "name": name,
                     "topic": want.topic,
-                    "where": "" if want.profile is None else want.profile.written,
+                    "where": "" if want.profile is None else readable(want.profile.text),
                     "active_level": self.active.get(name, -1),
                 }
                 for name, want in self.machine.interest.clients.items()

@@ -13,7 +13,8 @@
 The text is sqlglot's to tokenise and parse, under guard (`sql_tokens`). What it returns is translated by a list of node
 types and their arguments; nothing of sqlglot leaves this module.
 
-Filters are code from strangers, and parsing takes up to 20 ms: never on a node's loop.
+Filters are code from strangers, and parsing takes up to 20 ms: never on a node's loop. What nodes tell each other is
+canonical, and read by `canonical`.
 """
 
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from m4cast.overlay.profiles.condition import (
     ALWAYS,
     MIRRORED,
     NEVER,
+    PATH_MAX,
     ColumnRef,
     Condition,
     FilterError,
@@ -47,9 +49,6 @@ from m4cast.overlay.profiles.condition import (
 from m4cast.overlay.profiles.languages.sql_tokens import tree_of
 from m4cast.overlay.profiles.moments import clock_of, moment_of
 from m4cast.overlay.profiles.patterns import like_pattern, words_of
-
-PATH_MAX = 32
-"""Names in a nested column: as many as payloads may nest."""
 
 _OPERATORS: dict[type[exp.Expr], Operator] = {
     exp.EQ: "=",

@@ -18,16 +18,26 @@ Cost: a new registration is compared with all announced ones of its topic (about
 one that goes, what hung below it likewise.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from m4cast.overlay.errors import ConfigError
 from m4cast.overlay.profiles.boxes import covers
-from m4cast.overlay.profiles.condition import ALWAYS, AllOf, Condition, FilterError, all_of, columns_of, text_of
-from m4cast.overlay.profiles.profile import Profile, UnknownLanguageError, parse, profile_of
+from m4cast.overlay.profiles.condition import (
+    ALWAYS,
+    CANONICAL_BYTES_MAX,
+    AllOf,
+    Condition,
+    FilterError,
+    all_of,
+    columns_of,
+    text_of,
+)
+from m4cast.overlay.profiles.profile import SQL, SQL_VERSION, Profile, parse, profile_of, read
 from m4cast.overlay.protocol.effects import Registration, Wish
 from m4cast.overlay.protocol.wire.interest import MAILBOX_PREFIX, InterestItem, InterestKey
 
@@ -54,7 +64,8 @@ class RowChange(NamedTuple):
     before: Registration | None
 
 
-def config_wishes(subscribe: Iterable[tuple[str, str]]) -> dict[str, Wish]:
+@lru_cache(maxsize=16)  # whoever drives the node asks first, on a thread: these texts are people's, and take long
+def config_wishes(subscribe: tuple[tuple[str, str], ...]) -> Mapping[str, Wish]:
     """Return the wishes that the node's configuration names, by the ids of the registrations."""
     wishes: dict[str, Wish] = {}
     for topic, where in subscribe:
@@ -226,12 +237,11 @@ class Registrations:
         return condition is not None and inner is not None and covers(condition, inner)
 
     def _condition(self, each: str) -> Condition | None:
-        """None: in a language that this program does not have (any more)."""
+        """None: a canonical text that this program does not understand (any more)."""
         if each not in self._conditions:
-            row = self.rows[each]
             try:
-                self._conditions[each] = parse(row.text, row.language, row.version).condition
-            except (FilterError, UnknownLanguageError):
+                self._conditions[each] = read(self.rows[each].canonical).condition
+            except FilterError:
                 self._conditions[each] = None
         return self._conditions[each]
 
@@ -239,7 +249,7 @@ class Registrations:
 
     def _fit(self, topic: str, epoch: int, since_ms: int) -> None:
         """Register wider ones while too much of the topic is announced."""
-        texts = [len(self.rows[each].text) for each in self._announced(topic)]
+        texts = [len(self.rows[each].canonical) for each in self._announced(topic)]
         if len(texts) <= ANNOUNCED_MAX and sum(texts) <= ANNOUNCED_BYTES_MAX:
             return
         has_wider = any(each.startswith(WIDE_PREFIX) for each in self._ids_of_topic[topic])
@@ -264,13 +274,13 @@ class Registrations:
             fits = len(projected) <= ANNOUNCED_MAX // 2 and size <= ANNOUNCED_BYTES_MAX // 2
             if fits and len(projected) > len(best):
                 best = projected
-        return [profile_of(condition) for condition in best.values()] or [None]
+        return [profile_of(condition, CANONICAL_BYTES_MAX) for condition in best.values()] or [None]
 
     def _narrow(self, topic: str, epoch: int) -> None:
         """Withdraw the wider ones when few registrations are left."""
         ids = self._ids_of_topic.get(topic, {})
         wider = [each for each in ids if each.startswith(WIDE_PREFIX)]
-        texts = [len(self.rows[each].text) for each in ids if not each.startswith(WIDE_PREFIX)]
+        texts = [len(self.rows[each].canonical) for each in ids if not each.startswith(WIDE_PREFIX)]
         if len(texts) <= ANNOUNCED_MAX // NARROW_SHARE and sum(texts) <= ANNOUNCED_BYTES_MAX // NARROW_SHARE:
             for each in wider:
                 self._take_out(each, epoch)
@@ -283,16 +293,16 @@ class Registrations:
         if not rows:
             return None
         first = min(rows, key=lambda row: (row.since_ms, row.epoch))
-        is_one = all(row.canonical == first.canonical for row in rows)
+        text = first.canonical if all(row.canonical == first.canonical for row in rows) else ""
         return InterestItem(
             topic_hash=key.topic_hash,
             profile_hash=key.profile_hash,
             epoch=max(row.epoch for row in rows),
             since_ms=first.since_ms,
             earliest=any(row.earliest for row in rows),
-            language=first.language if is_one else "",
-            version=first.version if is_one else 0,
-            text=first.text if is_one else "",
+            language=SQL if text else "",
+            version=SQL_VERSION if text else 0,
+            text=text,
         )
 
     def items(self) -> list[InterestItem]:

@@ -3,7 +3,7 @@
 from collections.abc import Container, Iterable
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.profiles.profile import Profile
+from m4cast.overlay.profiles.profile import SQL, SQL_VERSION, Profile
 from m4cast.overlay.protocol.effects import Covered, Output, StoredWant
 from m4cast.overlay.protocol.selective.selective import Selective
 from m4cast.overlay.protocol.selective.wants import covers_profile
@@ -47,7 +47,7 @@ class CoverageReports:
     def covering(self, topic: str, profile: Profile | None, *, earliest: bool, but: Container[str] = ()) -> str | None:
         """A registration that covers this profile (None: every row), and begins with the earliest rows if asked; none
         of those in `but`."""
-        asked = None if profile is None else ProfileText(profile.language, profile.version, profile.written)
+        asked = None if profile is None else ProfileText(SQL, SQL_VERSION, profile.text)
         wants = [stored.want for stored in self._selective.wants.of_topic(topic)]
         able = [want for want in wants if (want.earliest or not earliest) and want.id not in but]
         equal = next((want.id for want in able if want.profile == asked), None)  # of many mailboxes, soon found

@@ -6,18 +6,15 @@ down. The greater version (counter, node id) wins. It decides for streams that b
 batch says itself how its stream spreads.
 """
 
-import re
-
-from m4cast.overlay.ids import NODE_ID_BYTES, NodeId
+from m4cast.overlay.ids import node_id_of
+from m4cast.overlay.profiles.languages.canonical import facts_of, facts_text
 from m4cast.overlay.protocol.effects import TopicDescriptor
 from m4cast.overlay.protocol.wire.selective import KEEPERS_MAX
 
 TOPICS_TOPIC = "_topics"
 ROUTE_BY_MAX = 4
-_TEXT = re.compile(
-    r"topic = '((?:[^']|'')+)' AND spread = 'selective' AND keepers = (\d) AND route_by = '((?:[^']|'')*)' "
-    r"AND counter = (\d{1,18}) AND node = '([0-9a-f]+)'"
-)
+COUNTER_END = 10**18
+"""Counters have at most 18 digits."""
 
 
 def descriptor_id(topic: str) -> str:
@@ -26,24 +23,34 @@ def descriptor_id(topic: str) -> str:
 
 
 def descriptor_text(made: TopicDescriptor) -> str:
-    topic, columns = made.topic.replace("'", "''"), ",".join(made.route_by).replace("'", "''")
-    return (
-        f"topic = '{topic}' AND spread = 'selective' AND keepers = {made.keepers} AND route_by = '{columns}' "
-        f"AND counter = {made.counter} AND node = '{made.node_id.hex()}'"
+    return facts_text(
+        {
+            "topic": made.topic,
+            "spread": "selective",
+            "keepers": made.keepers,
+            "route_by": ",".join(made.route_by),
+            "counter": made.counter,
+            "node": made.node_id.hex(),
+        }
     )
 
 
 def descriptor_of(text: str) -> TopicDescriptor | None:
     """Parse the text of an item; None if this program does not understand it."""
-    found = _TEXT.fullmatch(text)
-    if found is None:
-        return None
-    topic, keepers, columns, counter, node_id = found.groups()
-    if int(keepers) > KEEPERS_MAX or len(node_id) != 2 * NODE_ID_BYTES:
-        return None
-    route_by = tuple(columns.replace("''", "'").split(",")) if columns else ()
-    node = NodeId(bytes.fromhex(node_id))
-    return TopicDescriptor(topic.replace("''", "'"), int(keepers), route_by, int(counter), node)
+    match facts_of(text):
+        case {
+            "topic": str(topic),
+            "spread": "selective",
+            "keepers": int(keepers),
+            "route_by": str(columns),
+            "counter": int(counter),
+            "node": str(node),
+            **others,
+        } if not others and 0 <= keepers <= KEEPERS_MAX and 0 <= counter < COUNTER_END:
+            node_id = node_id_of(node)
+            route_by = tuple(columns.split(",")) if columns else ()
+            return None if node_id is None else TopicDescriptor(topic, keepers, route_by, counter, node_id)
+    return None
 
 
 def is_newer(made: TopicDescriptor, known: TopicDescriptor | None) -> bool:

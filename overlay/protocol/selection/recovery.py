@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from m4cast.overlay.ids import StreamId
+from m4cast.overlay.profiles.profile import SQL, SQL_VERSION
 from m4cast.overlay.protocol.effects import (
     BeginRecord,
     MarksRecord,
@@ -19,8 +20,8 @@ from m4cast.overlay.protocol.wire.selective import ProfileText
 
 
 def want_of(name: str, row: Registration) -> Want:
-    origin = kept_origin(row.text) if row.topic == KEEPS_TOPIC else None
-    profile = ProfileText(row.language, row.version, row.text) if row.text and origin is None else None
+    origin = kept_origin(row.canonical) if row.topic == KEEPS_TOPIC else None
+    profile = ProfileText(SQL, SQL_VERSION, row.canonical) if row.canonical and origin is None else None
     return Want(name, row.topic, profile, row.since_ms, row.earliest, origin)
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from m4cast.overlay.ids import NodeId, StreamId, is_of_lineage
-from m4cast.overlay.profiles.profile import Profile, parse
+from m4cast.overlay.profiles.profile import Profile, read
 from m4cast.overlay.protocol.clients.holds import HOLDS_TOPIC
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import (
@@ -316,7 +316,7 @@ class Selection:
             commits.spreads[made.topic] = spread_extension(made.keepers)
 
     def _announce(self, made: TopicDescriptor, now_ms: int, request: int = 0) -> None:
-        wish = Wish(descriptor_id(made.topic), TOPICS_TOPIC, parse(descriptor_text(made)))
+        wish = Wish(descriptor_id(made.topic), TOPICS_TOPIC, read(descriptor_text(made)))
         self.interest.register(request, (wish,), (), now_ms)
 
     # ---- publishing
@@ -483,7 +483,7 @@ class Selection:
     def _keep(self, origin: NodeId, keep: bool, now_ms: int) -> None:
         name, rows = keep_id(origin), self.interest.registrations.rows
         if keep and name not in rows:
-            wish = Wish(name, KEEPS_TOPIC, parse(keep_text(origin)), earliest=True)
+            wish = Wish(name, KEEPS_TOPIC, read(keep_text(origin)), earliest=True)
             self.interest.register(0, (wish,), (), now_ms)
         elif not keep and name in rows and origin not in self.selective.across.kept:
             self.interest.register(0, (), (name,), now_ms)

@@ -100,13 +100,13 @@ def keep_id(origin: NodeId) -> str:
 
 
 def keep_text(origin: NodeId) -> str:
-    return f"origin = '{origin.hex()}'"
+    return f"`origin` = '{origin.hex()}'"
 
 
 def kept_origin(text: str) -> NodeId | None:
     """The origin that a keeper's registration names."""
     try:
-        origin = NodeId(bytes.fromhex(text.removeprefix("origin = '").removesuffix("'")))
+        origin = NodeId(bytes.fromhex(text.removeprefix("`origin` = '").removesuffix("'")))
     except ValueError:
         return None
     return origin if text == keep_text(origin) else None

@@ -18,7 +18,7 @@ from m4cast.overlay.errors import M4castError
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.profiles import summary_bytes
 from m4cast.overlay.profiles.condition import ALWAYS, Always, Condition
-from m4cast.overlay.profiles.profile import parse
+from m4cast.overlay.profiles.profile import read
 from m4cast.overlay.profiles.summary import Summary, may_match
 from m4cast.overlay.protocol.selective.contract import KEEPS_TOPIC, AnnouncedItem, ItemKey, kept_origin
 from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, Batch
@@ -43,7 +43,7 @@ def condition_of(profile: ProfileText) -> Condition:
     if not profile.text:
         return ALWAYS
     try:
-        return parse(profile.text, profile.language, profile.version).condition
+        return read(profile.text, profile.language, profile.version).condition
     except M4castError:
         return ALWAYS
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from m4cast.cluster.ports import free_ports
+from m4cast.overlay.door.access.tokens import Tokens
 from m4cast.overlay.door.flight import FlightDoor
 from m4cast.overlay.door.limits import DoorLimits
 from m4cast.overlay.door.services import Services
@@ -52,8 +53,9 @@ class Served:
             await node.until(lambda: node.driver.node.membership.state.value == "full")
         for number, node in enumerate(self.nodes):
             address = settings(f"n{number}").get("door", "127.0.0.1:0")
+            known = await asyncio.to_thread(Tokens, tokens) if tokens else None
             self.doors.append(
-                FlightDoor(node.driver, Services(node.driver, node.store, limits or DoorLimits()), address, tokens)
+                FlightDoor(node.driver, Services(node.driver, node.store, limits or DoorLimits()), address, known)
             )
 
     async def hear_of_another(self) -> None:

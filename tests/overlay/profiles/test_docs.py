@@ -7,7 +7,6 @@ import pytest
 
 from m4cast.overlay.profiles import condition, literals, parse
 from m4cast.overlay.profiles.boxes import BOXES_MAX
-from m4cast.overlay.profiles.languages.sql import PATH_MAX
 from m4cast.overlay.profiles.profile import ID_BYTES, LANGUAGES
 from m4cast.overlay.profiles.summary import TEXT_BYTES_MAX, VALUES_MAX
 from m4cast.overlay.profiles.summary_bytes import ENCODED_BYTES_MAX
@@ -31,9 +30,10 @@ def test_examples_are_accepted(fence: str) -> None:
 def test_limits_are_those_of_the_code() -> None:
     said = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", PAGE, re.MULTILINE))
     assert said["text of a filter"] == f"{condition.TEXT_BYTES_MAX:,} bytes"
+    assert said["its canonical text"] == f"{condition.CANONICAL_BYTES_MAX:,} bytes"
     assert said["terms (tests of a column)"] == str(condition.TERMS_MAX)
     assert said["nesting of AND, OR, NOT, parentheses"] == str(condition.DEPTH_MAX)
-    assert said["names in a nested column"] == str(PATH_MAX)
+    assert said["names in a nested column"] == str(condition.PATH_MAX)
     power = literals.EXPONENT_MAX
     number = f"{literals.DIGITS_MAX} significant digits, powers of ten from -{power} to {power}"
     assert said["a number"] == number

@@ -33,7 +33,7 @@ class Answer:
         pass
 
 
-def rows_of(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> list[pa.RecordBatch]:
+def rows_of(monkeypatch: pytest.MonkeyPatch, answer: Answer, **access: str) -> list[pa.RecordBatch]:
     asked: list[dict[str, Any]] = []
 
     def read_batches(self: Channel, *_: Any, **options: Any) -> Answer:
@@ -42,7 +42,7 @@ def rows_of(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> list[pa.RecordBa
 
     monkeypatch.setattr(Channel, "read_batches", read_batches)
     schema = spark_schema(merged([("", pa.schema([("id", pa.int64())]))], METADATA))
-    options = read_options(parse({"nodes": "127.0.0.1:1", "topic": TOPIC}), streaming=True)
+    options = read_options(parse({"nodes": "127.0.0.1:1", "topic": TOPIC, **access}), streaming=True)
     rows = list(SpanReader(options, schema, drop_others=False).read(SPAN, WHERE))
     assert [(each["where"], each["language"]) for each in asked] == [("id > 5", "sql")]
     return rows
@@ -50,6 +50,15 @@ def rows_of(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> list[pa.RecordBa
 
 def test_an_answer_without_rows_that_is_certified_to_the_end_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows_of(monkeypatch, Answer(101, WHERE.profile().id.hex())) == []
+
+
+def test_a_token_may_narrow_the_filter_and_a_certificate_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrowed = Answer(101, SourceFilter("id > 5 AND country = 'PL'").profile().id.hex())
+    assert rows_of(monkeypatch, narrowed, token="a secret of this test") == []
+    with pytest.raises(ConnectorError, match="M4CAST_NOT_CERTIFIED"):
+        rows_of(monkeypatch, narrowed, tlsCa="ca.crt", tlsCert="client.crt", tlsKey="client.key")
+    with pytest.raises(ConnectorError, match="M4CAST_NOT_CERTIFIED"):
+        rows_of(monkeypatch, Answer(100, narrowed.where["profile"]), token="a secret of this test")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from m4cast.overlay.door.access.tokens import Tokens
 from m4cast.overlay.door.flight import FlightDoor
 from m4cast.overlay.door.limits import DoorLimits
 from m4cast.overlay.door.services import Services
@@ -39,7 +40,7 @@ class WebServed:
     def __init__(self, served: Served, limits: WebLimits | None, tokens: str, origins: tuple[str, ...]) -> None:
         self.served = served
         self.doors: list[WebDoor] = []
-        self._settings = (tokens, origins, limits)
+        self._settings = (Tokens(tokens) if tokens else None, origins, limits)
 
     async def open(self) -> None:
         for node, flight in zip(self.served.nodes, self.served.doors, strict=True):

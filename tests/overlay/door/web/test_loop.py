@@ -3,18 +3,26 @@
 import io
 import json
 import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from m4cast.overlay.client import Channel
+from m4cast.overlay.config.settings import TopicFilter
 from m4cast.overlay.door.publish.puts import PutService
 from m4cast.overlay.door.read.filtering import FilteredReading
 from m4cast.overlay.door.web import bodies, door, posts
 from m4cast.overlay.door.web.reads import RangeText
 from m4cast.overlay.door.web.routes import PARQUET
-from tests.overlay.door.web.doors import WebServed
+from m4cast.overlay.profiles.condition import Condition
+from m4cast.overlay.profiles.languages import canonical
+from m4cast.overlay.profiles.profile import LANGUAGES, SQL, SQL_VERSION
+from tests.overlay.door.web.doors import WebServed, web_serving
 
 NODES = "nodes"
 """The thread of the loop, in tests."""
@@ -42,6 +50,33 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
     watch(FilteredReading, "read")
     watch(RangeText, "next")
     return seen
+
+
+def test_filters_are_parsed_on_threads_and_read_on_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over registrations, their announcement, selective topics, the web door, and a restart."""
+    parse, read = LANGUAGES[SQL, SQL_VERSION], canonical.parse
+    parsed: dict[str, None] = {}
+    reads: dict[str, None] = {}
+
+    def noted(into: dict[str, None], work: Callable[[str], Condition], text: str) -> Condition:
+        into[threading.current_thread().name] = None
+        return work(text)
+
+    monkeypatch.setitem(LANGUAGES, (SQL, SQL_VERSION), partial(noted, parsed, parse))
+    monkeypatch.setattr(canonical, "parse", partial(noted, reads, read))
+    wanted = TopicFilter("loop", "country = 'DE' AND id < 9")
+    with web_serving(tmp_path, 2, settings=lambda name: {"subscribe": (wanted,)}) as web:
+        channel = Channel(web.served.addresses[1:])
+        channel.register("loop", where="country = 'PL' OR id IN (1, 2)")
+        channel.create_topic("chosen", keepers=0)
+        channel.publish("chosen", pa.table({"id": [1, 2], "country": ["PL", "DE"]}))
+        assert channel.read("chosen", where="country = 'DE'")["id"].to_pylist() == [2]
+        assert [row["id"] for row in web.get("/topics/chosen/rows?where=id%20%3C%202").lines] == [1]
+        web.served.run(web.restart_node(1, tmp_path))
+        channel = Channel(web.served.addresses[1:])
+        channel.register("loop", where="country = 'PL'")  # is compared with what the store had
+    assert parsed and NODES not in parsed
+    assert NODES in reads
 
 
 def test_large_bodies_and_filtered_reads_never_run_on_the_loop(pair: WebServed, ran: dict[str, set[str]]) -> None:

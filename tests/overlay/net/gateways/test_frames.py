@@ -63,7 +63,7 @@ from m4cast.overlay.net.gateways.messages import (
     StreamPullResp,
     WithheldCopy,
 )
-from m4cast.overlay.profiles.profile import parse
+from m4cast.overlay.profiles.profile import read
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.frame import seal
 
@@ -106,7 +106,7 @@ NEWS = WantsNews(
     base=WantsVersion(0, 0),
     gates=(GATE,),
     is_all=False,
-    joined=(UnitWant("orders"), UnitWant("ticks", parse("price > 3"))),
+    joined=(UnitWant("orders"), UnitWant("ticks", read("`price` > 3"))),
     left=(("old", b""),),
 )
 CALL = AdditionCall(call=1, node=ID, bits=2, host="c:3", chain=(ID, OTHER), unit_level=1, unit_epoch=2, tried=(OTHER,))

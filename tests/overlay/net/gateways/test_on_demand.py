@@ -48,7 +48,7 @@ async def publish(member: Member, country: str) -> None:
 
 
 async def subscribe(member: Member, where: str, *, earliest: bool = False) -> None:
-    wish = Wish("mine", TOPIC, parse(where), earliest)
+    wish = Wish("mine", TOPIC, await asyncio.to_thread(parse, where), earliest)
     await member.running.driver.request(lambda request: Subscribe(request, (wish,)))
 
 

@@ -3,8 +3,8 @@
 import pytest
 from sqlglot import exp
 
-from m4cast.overlay.profiles.condition import DEPTH_MAX, TERMS_MAX, TEXT_BYTES_MAX, FilterError, text_of
-from m4cast.overlay.profiles.languages.sql import PATH_MAX, _check_nodes, parse
+from m4cast.overlay.profiles.condition import DEPTH_MAX, PATH_MAX, TERMS_MAX, TEXT_BYTES_MAX, FilterError, text_of
+from m4cast.overlay.profiles.languages.sql import _check_nodes, parse
 
 
 @pytest.mark.parametrize(

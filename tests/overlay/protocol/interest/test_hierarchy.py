@@ -43,7 +43,7 @@ class Announcer:
 
     def __init__(self, profiles: dict[int, str]) -> None:
         self.member = Member(1, NodeConfig())
-        self.texts = {parse(text, "diet").written: number for number, text in profiles.items()}
+        self.texts = {parse(text, "diet").text: number for number, text in profiles.items()}
         self.by_key: dict[object, int] = {}
 
     def add(self, number: int, text: str) -> tuple[list[int], list[int]]:

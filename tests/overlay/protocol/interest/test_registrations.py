@@ -26,7 +26,7 @@ def test_only_maximal_registrations_are_announced() -> None:
     add(rows, "narrow", "x > 10 AND y = 'a'")
     add(rows, "other", "x < 3")
     add(rows, "wide", "x > 5")
-    assert announced(rows) == ["x < 3", "x > 5"]
+    assert announced(rows) == ["`x` < 3", "`x` > 5"]
     assert rows.rows["narrow"].under == "wide"
     add(rows, "all")
     assert announced(rows) == [""]
@@ -65,7 +65,7 @@ def test_what_is_stored_is_what_is_announced_after_a_restart() -> None:
     again = Registrations(dict(rows.rows))
     assert again.items() == rows.items()
     again.remove("wide", 2, 0)
-    assert announced(again) == ["x > 10"]
+    assert announced(again) == ["`x` > 10"]
 
 
 def test_undo_restores_everything() -> None:
@@ -78,7 +78,7 @@ def test_undo_restores_everything() -> None:
     add(rows, "c", "y = 2")
     rows.undo(rows.take_journal())
     assert rows.rows == before
-    assert announced(rows) == ["x > 10"]
+    assert announced(rows) == ["`x` > 10"]
     rows.remove("a", 3, 0)
     assert rows.items() == []
 
@@ -98,7 +98,7 @@ def test_a_language_that_is_unknown_covers_only_itself() -> None:
     )
     rows = Registrations({"f": row})
     add(rows, "a", "x > 1")
-    assert announced(rows) == ["???", "x > 1"]
+    assert announced(rows) == ["???", "`x` > 1"]
 
 
 # ---- collisions (I-F9, I26)
@@ -121,7 +121,7 @@ def test_profiles_with_one_hash_want_every_row() -> None:
     assert (item.language, item.text) == ("", "")
     rows.remove("a", 2, 0)
     (item,) = rows.items()
-    assert (item.text, item.epoch) == ("y < 2", 2)
+    assert (item.text, item.epoch) == ("`y` < 2", 2)
 
 
 # ---- limits
