@@ -2,10 +2,11 @@
 
 A run has three phases: nodes join; faults and publishing go on for a while with every safety checker watching; then
 the faults stop and everything that is promised must come true within a bound. Each seed draws its own faults; every
-fourth one is a channel of two to five nodes that all go down at once, some of which come back with older stores. From
-`INTEREST_SEEDS` on, registrations come and go as well, and the network is split for a while in some of them. Every
-other hundred of the seeds before that has selective topics: registrations of these come and go, and half of what is
-published is theirs. A seed that fails is replayed, with a trace, by the command that the failure prints.
+fourth one is a channel of two to five nodes that all go down at once, some of which come back with older stores. In
+half of the seeds registrations come and go as well, and the network is split for a while in some of them: in the second
+half of the first thousand, in every other hundred from there on, and in all from `INTEREST_SEEDS` on. Those of the
+hundreds, and some of the thousand, have selective topics: half of what is published is theirs. A seed that fails is
+replayed, with a trace, by the command that the failure prints.
 """
 
 from collections.abc import Callable, Iterable
@@ -38,16 +39,30 @@ SETTLE_MS = 120_000
 SELECTIVE_SETTLE_MS = 780_000
 """The same for selective topics: rows that nobody has are given up when their origin has been away for ten minutes."""
 
+GAPS_MS = (20, 100, 400)
+"""Between two changes of registrations."""
+SLOW_GAPS_MS = (100, 400, 1_000)
+"""The same in the seeds of every test run."""
+
 MORE = 1 << 62
 """Added to a seed for kinds of faults that were added later: the faults that a seed had before stay as they were."""
 
 
+REGISTERED_SEEDS = range(500, 1_000)
+"""Seeds of the first thousand in which registrations come and go; earlier ones are written down or pinned without."""
 INTEREST_SEEDS = 1_000_000
-"""The first seed with registrations: those of smaller seeds stay as they were."""
+"""The first of the seeds in which registrations come and go quickly, and no topic is selective."""
+
+
+def has_registrations(seed: int) -> bool:
+    return seed in REGISTERED_SEEDS or seed >= INTEREST_SEEDS or has_selective_topics(seed)
 
 
 def has_selective_topics(seed: int) -> bool:
-    """Every other hundred of seeds from 1,000 on: those that were written down or pinned before stay as they were."""
+    """One in 17 of the first thousand that have registrations, since such a run takes four times as long; every other
+    hundred of later ones."""
+    if seed in REGISTERED_SEEDS:
+        return seed % 17 == 0
     return 1_000 <= seed < INTEREST_SEEDS and seed // 100 % 2 == 0
 
 
@@ -106,13 +121,13 @@ def run_seed(seed: int, trace: Callable[[str], None] | None = None, observers: I
     workload = Workload(world, durability)
     interest: InterestLoad | SelectiveLoad | None = None
     selective: SelectiveSafety | None = None
-    if seed >= INTEREST_SEEDS:
-        interest = InterestLoad(world, Random(seed + MORE))
-    elif has_selective_topics(seed):
+    if has_selective_topics(seed):
         interest = SelectiveLoad(world, Random(seed + MORE))
         selective = SelectiveSafety(world, interest, numbers, durability.acks)
         workload.special, faults.clock_ms_max = interest.payload, CLOCK_MS_MAX
         world.watch(selective)
+    elif has_registrations(seed):
+        interest = InterestLoad(world, Random(seed + MORE))
     world.watch(
         GraphSafety(),
         numbers,
@@ -130,7 +145,7 @@ def run_seed(seed: int, trace: Callable[[str], None] | None = None, observers: I
         if has_blackouts and random.random() < 0.5:
             faults.backup_all()  # from before the first row
         if interest is not None:
-            _interest(world, interest, faults)
+            _interest(world, interest, faults, SLOW_GAPS_MS if seed in REGISTERED_SEEDS else GAPS_MS)
         _trouble(world, faults, workload, random, has_blackouts=has_blackouts)
         settle_ms = _settle(world, faults, workload, exactly_once, numbers)
         if interest is not None:
@@ -161,10 +176,10 @@ def _grow(world: World, places: list[Place], random: Random) -> None:
     world.run(world.now_ms + random.randint(500, 3_000))
 
 
-def _interest(world: World, load: InterestLoad | SelectiveLoad, faults: Faults) -> None:
+def _interest(world: World, load: InterestLoad | SelectiveLoad, faults: Faults, gaps_ms: tuple[int, ...]) -> None:
     """Registrations come and go for as long as there are faults; a third of the seeds have a split network."""
     random = load.random
-    gap_ms = random.choice((20, 100, 400))
+    gap_ms = random.choice(gaps_ms)
 
     def again() -> None:
         if faults.active:

@@ -1,6 +1,7 @@
 """Run fault-campaign seeds until stopped (`make soak`), or replay one.
 
 python -m tests.simulation.soak                     from seed 100,000 on, two at a time, until Ctrl-C
+python -m tests.simulation.soak --first 100200 --count 100      these alone
 python -m tests.simulation.soak --seed 7 --trace    seed 7, with the end of its trace when it fails
 python -m tests.simulation.soak --seed 7 --digest   one line: a digest of the whole trace
 """
@@ -12,7 +13,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing import get_context
 from typing import NamedTuple
 
@@ -74,17 +75,24 @@ def digest(seed: int) -> str:
     return f"{running.hexdigest()} {next(lines)} lines"
 
 
-def soak(first: int, processes: int) -> int:
+def broken_of(seeds: Iterable[int]) -> list[str]:
+    """What failed, and how to replay it, of these seeds."""
+    with get_context("spawn").Pool(2) as pool:
+        return [each.broken for each in pool.imap_unordered(attempt, seeds, chunksize=4) if each.broken]
+
+
+def soak(seeds: Iterable[int], processes: int) -> int:
     started = time.monotonic()
-    failures = 0
+    failures = count = 0
     with get_context("spawn").Pool(processes) as pool:
-        for count, each in enumerate(pool.imap_unordered(attempt, itertools.count(first)), start=1):
+        for count, each in enumerate(pool.imap_unordered(attempt, seeds), start=1):
             if each.broken:
                 failures += 1
                 print(each.broken, flush=True)
-            if count % 100 == 0:
+            if count % 25 == 0:
                 rate = count / (time.monotonic() - started)
-                print(f"{count} seeds from {first}, {failures} failed, {rate:.1f} seeds/s", flush=True)
+                print(f"{count} seeds, the last {each.seed}, {failures} failed, {rate:.1f} seeds/s", flush=True)
+    print(f"{count} seeds, {failures} failed, {time.monotonic() - started:.0f} s", flush=True)
     return failures
 
 
@@ -94,11 +102,13 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="with --seed: print the end of the trace if it fails")
     parser.add_argument("--digest", action="store_true", help="with --seed: print a digest of the trace")
     parser.add_argument("--first", type=int, default=FIRST_SEED, help="where to begin (default %(default)s)")
+    parser.add_argument("--count", type=int, help="stop after so many (default: none)")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     if options.seed is None:
         try:
-            return 1 if soak(options.first, options.processes) else 0
+            seeds = itertools.count(options.first)
+            return 1 if soak(itertools.islice(seeds, options.count), options.processes) else 0
         except KeyboardInterrupt:
             return 130
     if options.digest:

@@ -1,5 +1,6 @@
-"""A thousand small channels, each with its own mixture of faults, all guarantees watched. Of the first hundred the
-canonical trace is compared as well: nodes do what they did (`M4CAST_SEEDS=100` runs no more than these)."""
+"""A thousand small channels, each with its own mixture of faults, all guarantees watched; in half of them registrations
+come and go, and 29 have selective topics. Of the first hundred the canonical trace is compared as well: nodes do what
+they did (`M4CAST_SEEDS=100` runs no more than these)."""
 
 import json
 import os
@@ -9,6 +10,7 @@ from multiprocessing import get_context
 
 import pytest
 
+from m4cast.overlay.sim.campaign import has_registrations, has_selective_topics
 from tests.simulation.canonical import FIXTURE
 from tests.simulation.canonical import SEEDS as CANONICAL_SEEDS
 from tests.simulation.soak import Attempt, attempt
@@ -39,6 +41,17 @@ def test_mixed_faults(attempts: list[Attempt]) -> None:
     assert sum(outcome.refused for outcome in outcomes) > 0
     assert sum(outcome.rollbacks for outcome in outcomes) > 0
     assert max(outcome.nodes for outcome in outcomes) == 25
+    registered = [outcome.registered for outcome in outcomes if has_registrations(outcome.seed)]
+    assert sum(registered) > 20 * len(registered)
+    assert sum(outcome.registered for outcome in outcomes) == sum(registered)
+
+
+def test_half_of_the_seeds_have_registrations() -> None:
+    assert sum(map(has_registrations, range(1_000))) == 500
+    assert sum(map(has_selective_topics, range(1_000))) == 29
+    assert not any(map(has_registrations, CANONICAL_SEEDS))
+    assert sum(map(has_registrations, range(100_000, 102_000))) == 1_000
+    assert sum(map(has_selective_topics, range(100_000, 102_000))) == 1_000
 
 
 def test_canonical_traces_are_those_that_were_written_down(attempts: list[Attempt]) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from m4cast.overlay.protocol.effects import SelectedRead, StoredWant, Want
+from m4cast.overlay.protocol.effects import BeginKey, BeginRecord, SelectedRead, StoredWant, Want
 from m4cast.overlay.protocol.selective import fetching, speaking
 from m4cast.overlay.protocol.selective.answering import Answering
+from m4cast.overlay.protocol.selective.contract import SelectiveRecovered, keep_id
 from m4cast.overlay.protocol.selective.fetching import Fetching
 from m4cast.overlay.protocol.selective.marks import HELD
 from m4cast.overlay.protocol.selective.receiving import Authority, Receiving, SelectedStream
@@ -83,6 +84,36 @@ def runs_begin_at_the_first_row() -> Iterator[tuple[Any, str, Any]]:
 
 
 @mutation
+def the_end_of_a_run_is_durable_and_lags_behind() -> Iterator[tuple[Any, str, Any]]:
+    """No R2: after a restart a run goes on from what was written of it, before the last batch was sent."""
+    begin, published = Speaking._begin, Speaking.published
+    written: dict[tuple[Any, Any, Any], int] = {}
+
+    def mutated_begin(self: Speaking, stream_id: Any, nodes: Any, now_ms: int) -> None:
+        nodes, runs = list(nodes), self.streams[stream_id].runs
+        new = [node_id for node_id in nodes if node_id not in runs and node_id != self._me]
+        begin(self, stream_id, nodes, now_ms)
+        for node_id in new:
+            runs[node_id].sent = written.get((self._me, stream_id, node_id), runs[node_id].sent)
+
+    def mutated_published(self: Speaking, batch: Any, now_ms: int) -> Any:
+        stream = self.streams.get(batch.stream)
+        for node_id, run in stream.runs.items() if stream is not None else ():
+            written[self._me, batch.stream, node_id] = run.sent
+        return published(self, batch, now_ms)
+
+    yield Speaking, "_begin", mutated_begin
+    yield Speaking, "published", mutated_published
+
+
+@mutation
+def neither_versions_nor_new_runs() -> Iterator[tuple[Any, str, Any]]:
+    """No R1, R2, R3."""
+    yield from statements_have_no_version()
+    yield from runs_are_not_begun_anew()
+
+
+@mutation
 def answers_count_for_the_version_at_arrival() -> Iterator[tuple[Any, str, Any]]:
     """No R4."""
     answered = Fetching._answered
@@ -116,6 +147,20 @@ def partial_holders_answer_with_their_skips() -> Iterator[tuple[Any, str, Any]]:
         stream = self.streams.get(stream_id)
         found = authority(self, stream_id, first, profiles)
         return found if stream is None else found._replace(next=max(first, stream.durable.end))
+
+    yield Receiving, "authority", mutated
+
+
+@mutation
+def keepers_speak_up_to_the_last_row_that_they_have() -> Iterator[tuple[Any, str, Any]]:
+    """No R5: and not up to their first hole."""
+    authority = Receiving.authority
+
+    def mutated(self: Receiving, stream_id: Any, first: int, profiles: Any) -> Authority:
+        found, stream = authority(self, stream_id, first, profiles), self.streams.get(stream_id)
+        if stream is None or keep_id(stream_id.origin) not in self._wants.durable:
+            return found
+        return found._replace(next=max(first, stream.durable.end))
 
     yield Receiving, "authority", mutated
 
@@ -164,6 +209,39 @@ def every_registration_begins_at_the_end() -> Iterator[tuple[Any, str, Any]]:
         "begin",
         lambda self, stored, stream_id: 1 if stored.want.earliest else self._begins.get((stored.want.id, stream_id), 9),
     )
+
+
+@mutation
+def begins_are_not_written_with_their_registration() -> Iterator[tuple[Any, str, Any]]:
+    """No R7: after a crash in between, a registration begins where the log of its node ends."""
+    init, plan = Wants.__init__, Wants.plan
+
+    def mutated_init(self: Wants, recovered: SelectiveRecovered) -> None:
+        begins = dict(recovered.begins)
+        for stored in recovered.wants.values():
+            for stream_id, runs in recovered.marks.items():
+                if stored.want.topic == stream_id.topic:
+                    begins.setdefault(BeginKey(stored.want.id, stream_id), runs[-1][0])
+        init(self, replace(recovered, begins=begins))
+
+    def mutated_plan(self: Wants, *rest: Any) -> Any:
+        return tuple(write for write in plan(self, *rest) if not isinstance(write, BeginRecord))
+
+    yield Wants, "__init__", mutated_init
+    yield Wants, "plan", mutated_plan
+
+
+@mutation
+def rows_before_the_first_that_is_known_are_not_filled() -> Iterator[tuple[Any, str, Any]]:
+    """No R7: a begin below the first row that the node heard of."""
+    hole = Receiving.hole
+
+    def mutated(self: Receiving, stream: SelectedStream) -> Any:
+        found = hole(self, stream)
+        low = next((start for start, version in stream.accepted.runs() if version), 1)
+        return None if found is not None and found.first < low else found
+
+    yield Receiving, "hole", mutated
 
 
 @mutation

@@ -75,7 +75,9 @@ class Answering:
         token = self._next_token()
         self._reads[token] = (sender, call, authority)
         bytes_max = min(call.bytes_max, self._settings.pull_bytes)
-        following = min(call.next_sequence, max(self._end(stream_id), call.first_sequence))
+        following = call.next_sequence
+        if stream_id.origin == self._me:  # of others' streams the log may have rows beyond the marks: wanted once
+            following = min(following, max(self._end(stream_id), call.first_sequence))
         self._out.append(ReadSelected(token, stream_id, call.first_sequence, following, bytes_max))
 
     def read(self, read: SelectedRead) -> None:

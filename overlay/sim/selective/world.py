@@ -147,7 +147,7 @@ class SelectiveWorld:
         """The place goes down; others hear of it later, each at its own time."""
         place.machine = None
         place.waiting = []
-        place.wished = {}
+        place.wished = {name: at_ms for name, at_ms in place.wished.items() if name in place.content.wants}
         node_id = place.content.node_id
         for other in self.places:
             if other is not place and other.up:

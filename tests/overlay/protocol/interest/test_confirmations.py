@@ -220,11 +220,24 @@ def takes_the_first(one: Confirmation | None, other: Confirmation) -> Confirmati
     return other if one is None else one
 
 
+def counts_children(self: Confirmations, stmt: ActiveStmt, now_ms: int) -> None:
+    """What is heard again is taken for another child's."""
+    present = self._present(now_ms)
+    for each in stmt.confirmations if stmt.subscriber == self._me else ():
+        unnamed = self._missing(WANTED, present)
+        if unnamed and each.node_id not in unnamed:
+            self._confirmed[unnamed[0]] = each._replace(node_id=unnamed[0], incarnation=present[unnamed[0]])
+    ON_STMT(self, stmt, now_ms)
+
+
+ON_STMT = Confirmations.on_stmt
+
 BUGS: dict[str, tuple[object, str, object]] = {
     "confirms_what_was_asked": (Confirmations, "_confirm", confirms_what_was_asked),
     "counts_any_incarnation": (Confirmations, "_has", counts_any_incarnation),
     "asks_once": (Confirmations, "ask_due", asks_once),
     "takes_the_first": (confirmations, "_later", takes_the_first),
+    "counts_children": (Confirmations, "on_stmt", counts_children),
     "gathers_for_ever": (Confirmations, "_set_merge", lambda self, now_ms: None),
 }
 

@@ -463,6 +463,28 @@ def test_h25_rows_that_a_whole_holder_removed_become_a_skip_and_nothing_else_doe
     assert coverage(taker, name, stream_of(origin)) == 4
 
 
+def test_a_former_taker_hands_over_the_rows_that_it_has() -> None:
+    """R5: anybody hands over batches. It wants nothing of the stream any longer, and its marks are forgotten."""
+    world = channel()
+    origin, taker, former = world.places
+    world.subscribe(taker, "t", B)
+    name = world.subscribe(former, "t", A)
+    world.run(500)
+    publish(world, origin, "AAB")
+    world.run(2_000)
+    world.uninformed[origin.name] = None
+    world.register(former, removed=[name])
+    world.run(500)
+    publish(world, origin, "AB")  # the first is on its way when nobody wants it any longer
+    world.run(2_000)
+    assert former.content.marks[stream_of(origin)] == ((1, 0),)
+    world.crash(origin)
+    world.run(4_000)
+    world.subscribe(taker, "t", A, earliest=True)
+    world.run(5_000)
+    assert rows(taker, stream_of(origin)) == "AABAB"
+
+
 def test_h27_a_reader_of_everything_answers_although_it_is_no_keeper() -> None:
     world = channel()
     origin, taker, reader = world.places
