@@ -1,6 +1,7 @@
 """`python -m tests.bench [NAME ...]`: run benchmarks, print their tables, keep the numbers.
 
-Each benchmark is a module with `measure(bench)`, which compares ours with its references (see comparison.py). Results
+Each benchmark is a module with `measure(bench)`, which compares ours with its references (see comparison.py). One that
+has named parts (`PARTS`) is also run in part, as in `clients.query`. Results
 go to `tests/bench/results/`, which git ignores: one JSON file per run, and a page with plots beside it.
 """
 
@@ -66,9 +67,13 @@ def main(names: tuple[str, ...], quick: bool, rounds: int | None, only_list: boo
         for name, about in BENCHMARKS.items():
             click.echo(f"{name:13} {about}")
         return
-    unknown = [name for name in names if name not in BENCHMARKS]
+    unknown = [name for name in names if name.partition(".")[0] not in BENCHMARKS]
     if unknown:
         raise click.UsageError(f"unknown benchmark {', '.join(unknown)}; known are {', '.join(BENCHMARKS)}")
+    for name in names:
+        benchmark, _, part = name.partition(".")
+        if part and part not in (parts := getattr(importlib.import_module(f"tests.bench.{benchmark}"), "PARTS", {})):
+            raise click.UsageError(f"{benchmark} has no part {part!r}; its parts are {', '.join(parts) or 'none'}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that what it started ends with it
     sys.exit(run(names or (QUICK if quick else tuple(BENCHMARKS)), quick=quick, rounds=rounds))
 
@@ -81,14 +86,17 @@ def run(names: tuple[str, ...], *, quick: bool, rounds: int | None = None) -> in
     results: dict[str, tuple[str, Bench]] = {}
     failures: dict[str, str] = {}
     for name in names:
-        module = importlib.import_module(f"tests.bench.{name}")  # here, since some import Spark
+        benchmark, _, part = name.partition(".")
+        module = importlib.import_module(f"tests.bench.{benchmark}")  # here, since some import Spark
         about = " ".join((module.__doc__ or "").split())
         console.print(f"\n{name}: {about}")
         with console.status("") as status:
             bench = Bench(quick=quick, rounds=rounds, told=status.update)
             results[name] = (about, bench)
             try:
-                if name in TABLES:
+                if part:
+                    module.PARTS[part](bench)
+                elif name in TABLES:
                     bench.facts += module.measure()
                 else:
                     module.measure(bench)

@@ -1,7 +1,7 @@
 """Clients: the hierarchy of their profiles, many that are absent, how late notifications are, tables and queries.
 
-Nodes are separate processes, except those that answer the query. `M4CAST_CLIENTS` says how many absent clients there
-are (99,999), `M4CAST_TABLE_ROWS` how many rows the tables have (1,000,000).
+Nodes are separate processes. `M4CAST_CLIENTS` says how many absent clients there are (99,999), `M4CAST_TABLE_ROWS` how
+many rows the tables have (1,000,000). Parts: `python -m tests.bench clients.query clients.late`; see `PARTS`.
 """
 
 import os
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from unittest.mock import patch
@@ -21,13 +22,13 @@ import pyarrow as pa
 from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.client import Channel, Client
 from m4cast.overlay.config import NodeConfig
-from m4cast.overlay.profiles import BatchTerms, boxes, parse
+from m4cast.overlay.profiles import BatchTerms, parse
 from m4cast.overlay.protocol.clients.state import ClientProfile, ClientState
 from m4cast.overlay.protocol.effects import Wish
 from m4cast.overlay.protocol.interest import registrations
 from tests.bench.comparison import Bench, Side
 from tests.bench.processes import Watch, anonymous_mb
-from tests.overlay.door.served import serving, told_doors
+from tests.overlay.client.roaming.waiting import until_ready
 from tests.overlay.protocol.interest.mesh import Member
 from tests.processes.clusters import process_of, running_cluster
 
@@ -37,16 +38,6 @@ FEW_CLIENTS = 1_000
 PROFILES = 10_000
 KINDS = 400
 SECRET = "a secret of this benchmark"
-
-
-def measure(bench: Bench) -> None:
-    _hierarchy(bench)
-    _shipped(bench)
-    with tempfile.TemporaryDirectory() as folder:
-        _notified(bench, Path(folder) / "late")
-        _absent(bench, Path(folder) / "absent", bench.of(CLIENTS, 2_000))
-        _waiting(bench, Path(folder) / "waiting", bench.of(1_000_000, 20_000))
-        _query(bench, Path(folder) / "query", bench.of(TABLE_ROWS, 20_000), bench.of(16, 4))
 
 
 # ---- the hierarchy of profiles (A1-A5)
@@ -72,13 +63,12 @@ def _hierarchy(bench: Bench) -> None:
         {"kind": numpy_random.integers(1, 2 * KINDS, 20_000), "price": numpy_random.integers(0, 100, 20_000)}
     )
     wanted = _mask(rows, set(texts))
-    for name, covers in (("with", boxes.covers), ("without", lambda one, other: one == other)):
+    for name in ("with", "without"):
         with (
-            patch.object(registrations, "covers", covers),
             patch.object(registrations, "ANNOUNCED_MAX", 10**9),
             patch.object(registrations, "ANNOUNCED_BYTES_MAX", 10**9),
         ):
-            member = Member(1, NodeConfig(registrations_max=100_000))
+            member = Member(1, NodeConfig(registrations_max=100_000, interest_hierarchy=name == "with"))
             began = time.process_time()
             for number, text in enumerate(texts):
                 member.subscribe(Wish(str(number), "t", parse(text), earliest=False))
@@ -104,6 +94,59 @@ def _hierarchy(bench: Bench) -> None:
         )
 
 
+def _access_point(bench: Bench) -> None:
+    """The same clients at a real access point, with the setting and without: what crosses to it, at what cost of the
+    origin, and what clients are given."""
+    texts = zipf_profiles(bench.of(PROFILES, 300))
+    rng = np.random.default_rng(2)
+    rows = pa.table({"kind": rng.integers(1, 2 * KINDS, 20_000), "price": rng.integers(0, 100, 20_000)})
+    rows = rows.append_column("n", pa.array(np.arange(20_000))).sort_by("kind")
+    batches = [batch for first in range(0, 20_000, 100) for batch in rows.slice(first, 100).to_batches()]
+    wanted = _mask(rows.combine_chunks().to_batches()[0], set(texts))
+    sample = sorted(Random(3).sample(range(len(texts)), min(len(texts), bench.of(100, 20))))
+    given: dict[bool, dict[int, list[int]]] = {}
+    for is_on in (True, False):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            running_cluster(Path(folder), 2, interest_hierarchy=is_on) as cluster,
+        ):
+            origin, here = cluster.channel("n1"), cluster.channel("n2")
+            origin.create_topic("zipf", keepers=0, route_by=["kind", "price"])
+            began = time.perf_counter()
+            here.register("zipf", "kind = 0")  # by then the access point knows the topic
+            here.subscribe_all(_zipf_clients(texts), start="earliest")
+            subscribed_s = time.perf_counter() - began
+            before = cpu_s(process_of(cluster, "n1").pid)
+            for batch in batches:
+                until_ready(partial(origin.publish, "zipf", batch))
+            given[is_on] = {}
+            for number in sample:
+                client = Client(cluster.node("n2").door, key=f"z{number}", credential=SECRET)
+                client.connect()
+                found = [n for got in client.notifications(idle_s=0.3) for n in got.column("n").to_pylist()]
+                expected = rows.filter(pa.array(_mask(rows.combine_chunks().to_batches()[0], {texts[number]})))
+                assert sorted(found) == sorted(expected["n"].to_pylist()), (texts[number], "each row once, no other")
+                given[is_on][number] = found
+                client.disconnect()
+            streams = here.describe("zipf")["streams"].values()
+            announced = sum(each["is_announced"] for each in here.subscriptions("zipf")["own"])
+            bench.fact(
+                what=f"{len(texts):,} clients at an access point, hierarchy {'on' if is_on else 'off'}",
+                announced=announced,
+                batches_crossing=sum(each["batches"] for each in streams),
+                batches_wanted=int(wanted.reshape(-1, 100).any(axis=1).sum()),
+                origin_cpu_ms=round((cpu_s(process_of(cluster, "n1").pid) - before) * 1e3),
+                subscribed_s=round(subscribed_s, 1),
+                rows_given=sum(map(len, given[is_on].values())),
+            )
+    assert given[True] == given[False], "equal deliveries"
+
+
+def _zipf_clients(texts: list[str]) -> Iterator[dict[str, str]]:
+    for number, text in enumerate(texts):
+        yield {"key": f"z{number}", "credential": SECRET, "topic": "zipf", "where": text}
+
+
 def _mask(rows: pa.RecordBatch, texts: set[str]) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
     terms, found = BatchTerms(rows), np.zeros(rows.num_rows, bool)
     for text in sorted(texts):
@@ -127,10 +170,10 @@ def _shipped(bench: Bench) -> None:
 # ---- real nodes
 
 
-def _notified(bench: Bench, folder: Path) -> None:
+def _notified(bench: Bench) -> None:
     """From the call that publishes at one node until the row is handed out at another: a client, and a plain tail."""
     rows = bench.of(300, 30)
-    with running_cluster(folder, 3) as cluster:
+    with tempfile.TemporaryDirectory() as folder, running_cluster(Path(folder), 3) as cluster:
         publisher = cluster.channel("n1")
         publisher.publish("late", [{"n": -1}], acks=2)
         client = Client(cluster.node("n2").door, key="late", credential=SECRET)
@@ -182,8 +225,8 @@ def _notified(bench: Bench, folder: Path) -> None:
 
 
 @contextmanager
-def _one_node(folder: Path) -> Iterator[tuple[LocalCluster, Channel]]:
-    with running_cluster(folder, 1) as cluster:
+def _one_node() -> Iterator[tuple[LocalCluster, Channel]]:
+    with tempfile.TemporaryDirectory() as folder, running_cluster(Path(folder), 1) as cluster:
         yield cluster, cluster.channel("n1")
 
 
@@ -198,11 +241,14 @@ def _subscribed(channel: Channel, first: int, until: int, start: str = "latest")
     return time.perf_counter() - began
 
 
-def _absent(bench: Bench, folder: Path, clients: int) -> None:
+def _absent(bench: Bench, *, selective: bool = False) -> None:
     """Memory, start and the cost of a publish with many clients that are not there."""
+    clients = bench.of(CLIENTS, 2_000)
     few = min(FEW_CLIENTS, clients // 2)
-    with _one_node(folder) as (cluster, channel):
-        channel.publish("absent", [{"n": 1}])
+    with _one_node() as (cluster, channel):
+        if selective:
+            channel.create_topic("absent", keepers=0, route_by=["n"])
+        until_ready(partial(channel.publish, "absent", [{"n": 1}]))
         cluster.kill("n1")
         cluster.start("n1")
         empty_mb = anonymous_mb(process_of(cluster, "n1").pid)
@@ -216,7 +262,7 @@ def _absent(bench: Bench, folder: Path, clients: int) -> None:
         started_s = time.perf_counter() - began
         full_mb = anonymous_mb(process_of(cluster, "n1").pid)
         bench.fact(
-            what=f"{clients:,} absent clients",
+            what=f"{clients:,} absent clients of a {'selective' if selective else 'broadcast'} topic",
             subscribed_s=round(seconds, 1),
             start_s=round(started_s, 1),
             mb_above_empty=round(full_mb - empty_mb),
@@ -229,27 +275,29 @@ def _absent(bench: Bench, folder: Path, clients: int) -> None:
 def _publish_us(cluster: LocalCluster, channel: Channel, rows: int = 300) -> float:
     """CPU time of the node for a publish of one row."""
     pid = process_of(cluster, "n1").pid
-
-    def cpu_s() -> float:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    before = cpu_s()
+    before = cpu_s(pid)
     for number in range(rows):
-        channel.publish("absent", [{"n": number}])
-    return (cpu_s() - before) / rows * 1e6
+        until_ready(partial(channel.publish, "absent", [{"n": number}]))
+    return (cpu_s(pid) - before) / rows * 1e6
 
 
-def _waiting(bench: Bench, folder: Path, rows: int) -> None:
+def cpu_s(pid: int) -> float:
+    """CPU time that a process has taken so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _waiting(bench: Bench) -> None:
     """What a store grows by when rows wait for absent clients: two nodes with the same rows, the clients at one."""
-    with running_cluster(folder, 2) as cluster:
+    rows = bench.of(1_000_000, 20_000)
+    with tempfile.TemporaryDirectory() as folder, running_cluster(Path(folder), 2) as cluster:
         first = cluster.channel("n1")
         first.publish("absent", [{"n": 1}], acks=1)
         _subscribed(first, 0, FEW_CLIENTS, "earliest")
         table = pa.table({"n": pa.array(np.arange(10_000)), "text": pa.array(["x" * 50] * 10_000)})
         for _ in range(rows // 10_000):
             first.publish("absent", table, acks=1)
-        sizes = {name: store_bytes(folder, name) for name in ("n1", "n2")}
+        sizes = {name: store_bytes(Path(folder), name) for name in ("n1", "n2")}
         bench.fact(
             what=f"{rows:,} rows wait for {FEW_CLIENTS:,} absent clients",
             store_with_clients_mb=round(sizes["n1"] / 1e6, 1),
@@ -265,25 +313,26 @@ def store_bytes(folder: Path, name: str) -> int:
     )
 
 
-def _query(bench: Bench, folder: Path, rows: int, nodes: int) -> None:
-    """A table written at all nodes, read at one, and asked of the channel with a dead node."""
-    share = rows // nodes
-    with serving(folder, nodes, settings=told_doors(nodes)) as served:
-        version = pa.struct([("session", pa.int64()), ("counter", pa.int64())])
-        versions = pa.StructArray.from_arrays([np.ones(share, np.int64), np.arange(share)], fields=list(version))
-        for number, address in enumerate(served.addresses):
-            table = pa.table(
-                {
-                    "_owner": pa.array([f"owner-{number}"] * share),
-                    "_name": pa.array([f"name-{each}" for each in range(share)]),
-                    "_version": versions,
-                    "price": pa.array(np.random.default_rng(number).random(share)),
-                }
-            )
+def _query(bench: Bench) -> None:
+    """A table written at all nodes, asked of the channel, with all nodes and with one that was killed."""
+    nodes = bench.of(16, 4)
+    share = bench.of(TABLE_ROWS, 20_000) // nodes
+    with tempfile.TemporaryDirectory() as folder, running_cluster(Path(folder), nodes) as cluster:
+        names = [f"n{number + 1}" for number in range(nodes)]
+        channels = [cluster.channel(name) for name in names]
+        for number, channel in enumerate(channels):
+            table = _table_rows(number, 1, np.random.default_rng(number).random(share))
             for first in range(0, share, 10_000):
-                Channel([address]).publish("table", table.slice(first, 10_000), acks=1)
-        channel = Channel(served.addresses)
-        channel.read("table", {}, _all_ends(served.addresses), where="price < 0")  # until one has everything
+                channel.publish("table", table.slice(first, 10_000), acks=1)
+        for number, channel in enumerate(channels):  # a tenth is replaced, at another node
+            owner = (number + 1) % nodes
+            replaced = np.random.default_rng(1_000 + owner).random(share // 10)
+            channel.publish("table", _table_rows(owner, 2, replaced), acks=1)
+        by_hand = sum(int((_standing_prices(number, share) < 0.01).sum()) for number in range(nodes))
+        channel = Channel([cluster.node(name).door for name in names])
+        ends = _all_ends([cluster.node(name).door for name in names])
+        for each in channels:  # until all have everything
+            each.read("table", {}, ends, where="price < 0")
         for what, read in _reads(channel):
             began = time.perf_counter()
             first_s, count = 0.0, 0
@@ -291,13 +340,33 @@ def _query(bench: Bench, folder: Path, rows: int, nodes: int) -> None:
                 first_s = first_s or time.perf_counter() - began
                 count += batch.num_rows
             seconds = time.perf_counter() - began
+            assert count == by_hand, (what, count, by_hand)
             bench.fact(what=what, rows=count, first_ms=round(first_s * 1e3), all_ms=round(seconds * 1e3))
-        served.run(served.stop_door(1))
+        cluster.kill(names[1])
         query = channel.query("table", "price < 0.01", scope="channel")
         found = sum(batch.num_rows for batch in query)
-        by_hand = sum(int((np.random.default_rng(each).random(share) < 0.01).sum()) for each in range(nodes))
         assert found == by_hand, (found, by_hand)
-        bench.fact(what="a dead node is named", rows=found, unanswered=", ".join(query.unanswered))
+        assert len(query.unanswered) == 1, query.unanswered
+        bench.fact(what="a node that was killed is named", rows=found, unanswered=", ".join(query.unanswered))
+
+
+def _table_rows(owner: int, session: int, prices: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> pa.Table:
+    count = len(prices)
+    numbers = [np.full(count, session, np.int64), np.arange(count, dtype=np.int64)]
+    return pa.table(
+        {
+            "_owner": pa.array([f"owner-{owner}"] * count),
+            "_name": pa.array([f"name-{each}" for each in range(count)]),
+            "_version": pa.StructArray.from_arrays(numbers, names=["session", "counter"]),
+            "price": pa.array(prices),
+        }
+    )
+
+
+def _standing_prices(owner: int, share: int) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    prices = np.random.default_rng(owner).random(share)
+    prices[: share // 10] = np.random.default_rng(1_000 + owner).random(share // 10)
+    return prices
 
 
 def _reads(channel: Channel) -> list[tuple[str, Callable[[], Iterator[pa.RecordBatch]]]]:
@@ -322,3 +391,20 @@ def _all_ends(addresses: list[str]) -> dict[str, dict[str, int]]:
         for origin, until in Channel([address]).frontier("table")["table"].items():
             ends[origin] = max(until, ends.get(origin, 1))
     return {"table": ends}
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "hierarchy": _hierarchy,
+    "access_point": _access_point,
+    "shipped": _shipped,
+    "late": _notified,
+    "absent": _absent,
+    "absent_selective": partial(_absent, selective=True),
+    "waiting": _waiting,
+    "query": _query,
+}
+
+
+def measure(bench: Bench) -> None:
+    for part in PARTS.values():
+        part(bench)

@@ -1,8 +1,13 @@
-"""Clients whose access points are killed (-9) under load, some with their disks: each gets every row once, in order."""
+"""Clients whose access points are killed (-9) under load, some with their disks, and their own processes, too.
+
+Each gets every row in order: once if it was not killed, or keeps its position with what it has processed; at least once
+if its process is back with key and credential alone.
+"""
 
 import json
 import random
 import shutil
+import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,17 +28,22 @@ DISK_EVERY = 3
 def test_clients_outlive_their_access_points(
     tmp_path: Path, rounds: int, nodes: int, groups: int, clients: int
 ) -> None:
-    """`clients`: of each group, which is a process."""
+    """`clients`: of each group, which is a process. In one of three rounds, a group is killed, misses rows, and is
+    started again."""
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     rng = random.Random(seed)
     with running_cluster(tmp_path / "cluster", nodes) as cluster, ExitStack() as processes:
         publisher = KeyedPublisher("load", cluster.channel("n1"), seed, pace_s=0.2)
         doors = [cluster.node(name).door for name in cluster.names()]
-        started = []
-        for number in range(groups):
-            started.append(client_group.start(doors, list(range(number * clients, (number + 1) * clients))))
-            processes.callback(started[-1].kill)
+
+        def start(group: int) -> "subprocess.Popen[str]":
+            numbers = list(range(group * clients, (group + 1) * clients))
+            process = client_group.start(doors, numbers, tmp_path)
+            processes.callback(process.kill)
+            return process
+
+        started = [start(group) for group in range(groups)]
         with publishing(publisher):
             for number in range(rounds):
                 publisher.wait_for_more(rng.randrange(ROWS_BETWEEN))
@@ -43,6 +53,12 @@ def test_clients_outlive_their_access_points(
                     shutil.rmtree(cluster.store(victim))
                 publisher.wait_for_more(rng.randrange(ROWS_BETWEEN))
                 cluster.start(victim)
+                if number % DISK_EVERY == 2:
+                    group = rng.randrange(groups)
+                    started[group].kill()
+                    started[group].communicate(timeout=TIMEOUT_S)
+                    publisher.wait_for_more(rng.randrange(ROWS_BETWEEN))
+                    started[group] = start(group)
         outcomes = []
         for group in started:
             said, _ = group.communicate(f"{publisher.rows - 1}\n", timeout=2 * TIMEOUT_S)
@@ -51,5 +67,8 @@ def test_clients_outlive_their_access_points(
         for outcome in outcomes:
             assert (outcome["error"], outcome["rows"]) == (None, publisher.rows), outcome
         sessions = [outcome["session"] for outcome in outcomes]
-        print(f"{publisher.rows} rows; sessions {sessions}")
+        restarts = sum(outcome["restarts"] for outcome in outcomes)
+        repeated = [outcome["repeated"] for outcome in outcomes]
+        print(f"{publisher.rows} rows; sessions {sessions}; {restarts} restarts, repeated {repeated}")
         assert max(sessions) > 1
+        assert restarts == clients * (rounds // DISK_EVERY)

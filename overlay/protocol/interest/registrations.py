@@ -87,6 +87,7 @@ class Registrations:
         self._hash = hash_of
         self._hierarchy = hierarchy
         self._ids_of_topic: dict[str, dict[str, None]] = {}
+        self._announced_of_topic: dict[str, dict[str, None]] = {}
         self._ids_of_key: dict[InterestKey, dict[str, None]] = {}
         self._below: dict[str, dict[str, None]] = {}
         self._conditions: dict[str, Condition | None] = {}
@@ -107,6 +108,8 @@ class Registrations:
             _drop(self._ids_of_key, self.key(before), each)
             if before.under:
                 _drop(self._below, before.under, each)
+            else:
+                _drop(self._announced_of_topic, before.topic, each)
             if row is None or row.canonical != before.canonical:
                 self._conditions.pop(each, None)
         if row is not None:
@@ -115,6 +118,8 @@ class Registrations:
             self._ids_of_key.setdefault(self.key(row), {})[each] = None
             if row.under:
                 self._below.setdefault(row.under, {})[each] = None
+            else:
+                self._announced_of_topic.setdefault(row.topic, {})[each] = None
 
     def _put(self, each: str, row: Registration | None) -> None:
         self._journal.append(RowChange(each, self.rows.get(each)))
@@ -131,7 +136,10 @@ class Registrations:
             self._set(change.id, change.before)
 
     def key(self, row: Registration) -> InterestKey:
-        return InterestKey(self._hash(row.topic.encode()), self._hash(row.canonical.encode()) if row.canonical else 0)
+        return self._key(row.topic, row.canonical)
+
+    def _key(self, topic: str, canonical: str) -> InterestKey:
+        return InterestKey(self._hash(topic.encode()), self._hash(canonical.encode()) if canonical else 0)
 
     # ---- changing
 
@@ -198,8 +206,8 @@ class Registrations:
                 self._put(other, replace(same, epoch=epoch))
 
     def _equal(self, topic: str, canonical: str) -> str:
-        for each in self._ids_of_topic.get(topic, ()):
-            if self.rows[each].canonical == canonical:
+        for each in self._ids_of_key.get(self._key(topic, canonical), ()):
+            if (self.rows[each].topic, self.rows[each].canonical) == (topic, canonical):
                 return each
         return ""
 
@@ -223,7 +231,7 @@ class Registrations:
             self._place(each)
 
     def _announced(self, topic: str) -> Iterator[str]:
-        return (each for each in self._ids_of_topic.get(topic, ()) if not self.rows[each].under)
+        return iter(self._announced_of_topic.get(topic, ()))
 
     def _covers(self, wide: str, narrow: str) -> bool:
         one, other = self.rows[wide].canonical, self.rows[narrow].canonical
