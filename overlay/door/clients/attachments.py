@@ -129,6 +129,8 @@ class ClientAdmin(ManyClients):
             is_new = found.is_new or own is None
             if is_new or own is None:
                 is_whole = not lacking and not self._is_awaited(asked.key, found.state)
+                if is_whole:
+                    self._rows.strangers.pop(asked.key, None)
                 has_all = is_whole and not self._wants.is_wanted(found.state)
                 row = ClientRow(found.session, has_all, self._node.clock_ms(), digest)
             else:

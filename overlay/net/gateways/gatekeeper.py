@@ -153,7 +153,7 @@ class Gatekeeper:
     @property
     def active(self) -> dict[str, int]:
         """Want -> the level up to which it is confirmed."""
-        return self.reports.active
+        return self.reports.levels.active
 
     # ---- life
 
@@ -185,6 +185,7 @@ class Gatekeeper:
         self.reports = MachineReports(self._driver, self.machine, self.feed, self._fellows, self.links.links)
         self._perform(self.machine.start())
         self._want()
+        self.reports.levels.look()
         self.imports.start(self._driver.node.me.node_id)
         self.exports.start()
         self.places.start()
@@ -266,7 +267,8 @@ class Gatekeeper:
                     "name": name,
                     "topic": want.topic,
                     "where": "" if want.profile is None else want.profile.written,
-                    "active_level": self.active.get(name, -1),
+                    "active_level": self.machine.interest.confirmed_level(name),
+                    "seen_level": self.machine.interest.seen_level(name),
                 }
                 for name, want in self.machine.interest.clients.items()
             ],

@@ -2,5 +2,6 @@
 
 reports         composes the others
 client_finding  asks all gatekeepers for a client
+told_levels     how far wants are known, told to the channel's nodes
 roamers         clients that come from other channels, or went there
 """

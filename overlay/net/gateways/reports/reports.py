@@ -5,13 +5,8 @@ from typing import get_args
 
 from m4cast.overlay.federation.contract import (
     ClientGone,
-    ClientRefused,
     FederationInput,
     FederationOutput,
-    MailUnknown,
-    MatchedUnits,
-    TopicQuenched,
-    WantActive,
 )
 from m4cast.overlay.federation.federation import Federation
 from m4cast.overlay.federation.messages import ClientReleased, RoutedNote
@@ -21,10 +16,9 @@ from m4cast.overlay.net.gateways.link import GatewayLink
 from m4cast.overlay.net.gateways.messages import ClientFindMessage
 from m4cast.overlay.net.gateways.reports.client_finding import ClientFinding
 from m4cast.overlay.net.gateways.reports.roamers import ChannelRoamers
+from m4cast.overlay.net.gateways.reports.told_levels import ToldLevels
 from m4cast.overlay.protocol.effects import InterestChanged
 
-Report = ClientGone | ClientRefused | TopicQuenched | MailUnknown | WantActive | MatchedUnits
-REPORTS = get_args(Report)
 CLIENT_FINDS = get_args(ClientFindMessage)
 
 
@@ -39,8 +33,7 @@ class MachineReports:
         fellows: Callable[[], list[UnitId]],
         links: dict[int, GatewayLink],
     ) -> None:
-        self.active: dict[str, int] = {}
-        """Want -> the level up to which it is confirmed."""
+        self.levels = ToldLevels(driver, machine)
         self.roamers = ChannelRoamers(driver, machine, feed, fellows)
         self.roamers.finding = ClientFinding(UnitId(driver.node.me.node_id), links, self.roamers.older)
 
@@ -51,16 +44,14 @@ class MachineReports:
 
     def look(self) -> None:
         self.roamers.look()
+        self.levels.look()
 
     def perform(self, output: FederationOutput) -> None:
         match output:
-            case WantActive(name, level, is_confirmed):
-                if is_confirmed:
-                    self.active[name] = level
             case ClientGone():
                 self.roamers.gone(output)
             case _:
-                pass
+                pass  # levels are looked up
 
     def heard(self, link: GatewayLink, message: ClientFindMessage) -> None:
         self.roamers.finding.heard(link, message)

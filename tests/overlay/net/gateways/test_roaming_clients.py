@@ -1,6 +1,7 @@
 """Clients that roam between real channels: what they want, where they are and what they missed follow them."""
 
 import asyncio
+import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -102,6 +103,35 @@ def test_clients_roam_to_another_channel_and_back_with_what_they_missed(tmp_path
         assert await each(clients, lambda client: got(client, 3)) == [[20, 21, 22]] * 4
         await until(lambda: all(has_let_go(b, client.key) for client in clients))
         await until(lambda: not a[0].keeper.machine.interest.clients.keys() & {client.key for client in clients})
+
+    run(tmp_path, scenario)
+
+
+def test_clients_that_move_on_at_once_are_let_go_wherever_they_were(tmp_path: Path) -> None:
+    """Two gatekeepers in each channel, which share the clients; answers come when a client is elsewhere again."""
+
+    async def scenario(channels: Channels) -> None:
+        a, b = await channels.add("a", 2), await channels.add("b", 2)
+        doors = [[await member.open_door() for member in members] for members in (a, b)]
+        rules: dict[str, Any] = {"exports": ("orders",), "imports": ("orders",)}
+        await a[0].open_gate(gates(gateway("b", **rules)))
+        await a[1].open_gate(gates(gateway("b", **rules), join=a[0].gate))
+        await b[0].open_gate(gates(gateway("a", address=a[0].gate, **rules)))
+        await b[1].open_gate(gates(gateway("a", address=a[1].gate, **rules), join=b[0].gate))
+        await until(lambda: all(member.keeper.active.get("import:orders") == 2 for member in (*a, *b)))
+        clients = [Client(doors[0][number % 2], key=f"c{number}", credential=SECRET) for number in range(6)]
+        await each(clients, lambda client: client.connect(create=True))
+        await each(clients, lambda client: client.subscribe("orders"))
+
+        def wander(client: Client) -> None:
+            rng = random.Random(client.key)
+            for number in range(1, 8):
+                client.move(rng.choice(doors[number % 2]))
+
+        await each(clients, wander)
+        await until(lambda: all(has_let_go(a, client.key) for client in clients))
+        await publish(doors[0][0], "orders", 0, 2)
+        assert await each(clients, lambda client: got(client, 2)) == [[0, 1]] * 6
 
     run(tmp_path, scenario)
 
