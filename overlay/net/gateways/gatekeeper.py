@@ -182,7 +182,9 @@ class Gatekeeper:
         self.places = GatewayPlaces(
             self.config, self.machine, self.feed, self.links.dial, lambda: list(self.links.links.values()), self._kept
         )
-        self.reports = MachineReports(self._driver, self.machine, self.feed, self._fellows, self.links.links)
+        self.reports = MachineReports(
+            self._driver, self.machine, self.feed, self._fellows, self.links.links, self._rules
+        )
         self._perform(self.machine.start())
         self._want()
         self.reports.levels.look()

@@ -30,9 +30,14 @@ class WantLevels(NamedTuple):
     system: int
 
 
-def gatekeeper_text(system: int) -> str:
-    """It does not cover the others, which would then not be announced."""
-    return f"gatekeeper = 1 AND system = {system}"
+def gatekeeper_text(system: int, *, has_mail: bool) -> str:
+    """`has_mail`: mail of the channel leaves by it. It does not cover the others, which would then not be announced."""
+    return f"gatekeeper = 1 AND mail = {int(has_mail)} AND system = {system}"
+
+
+def has_mail(text: str) -> bool:
+    """True if the item is that of a gatekeeper by which mail leaves."""
+    return text.startswith("gatekeeper = 1 AND mail = 1 AND ")
 
 
 def levels_text(topic: str, want: bytes, levels: WantLevels) -> str:

@@ -16,8 +16,11 @@ from m4cast.overlay.net.gateways.link import GatewayLink
 from m4cast.overlay.net.gateways.messages import ClientFindMessage
 from m4cast.overlay.net.gateways.reports.client_finding import ClientFinding
 from m4cast.overlay.net.gateways.reports.roamers import ChannelRoamers
+from m4cast.overlay.net.gateways.reports.sought_clients import SoughtClients
 from m4cast.overlay.net.gateways.reports.told_levels import ToldLevels
+from m4cast.overlay.net.gateways.rules import GatewayRules
 from m4cast.overlay.protocol.effects import InterestChanged
+from m4cast.overlay.protocol.wire.interest import MAIL_TOPIC
 
 CLIENT_FINDS = get_args(ClientFindMessage)
 
@@ -32,8 +35,11 @@ class MachineReports:
         feed: Callable[[FederationInput], None],
         fellows: Callable[[], list[UnitId]],
         links: dict[int, GatewayLink],
+        rules: GatewayRules,
     ) -> None:
-        self.levels = ToldLevels(driver, machine)
+        has_mail = rules.exported(MAIL_TOPIC)
+        self.levels = ToldLevels(driver, machine, has_mail=has_mail)
+        self.sought = SoughtClients(driver, machine, answers=has_mail)
         self.roamers = ChannelRoamers(driver, machine, feed, fellows)
         self.roamers.finding = ClientFinding(UnitId(driver.node.me.node_id), links, self.roamers.older)
 
@@ -41,10 +47,12 @@ class MachineReports:
         """The node shows something."""
         if isinstance(shown, InterestChanged):
             self.roamers.changed(shown)
+            self.sought.changed(shown)
 
     def look(self) -> None:
         self.roamers.look()
         self.levels.look()
+        self.sought.look()
 
     def perform(self, output: FederationOutput) -> None:
         match output:

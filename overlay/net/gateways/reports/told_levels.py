@@ -15,7 +15,8 @@ from m4cast.overlay.protocol.effects import Subscribe, Unsubscribe, Wish
 
 
 class ToldLevels:
-    def __init__(self, driver: Driver, machine: Federation) -> None:
+    def __init__(self, driver: Driver, machine: Federation, *, has_mail: bool) -> None:
+        self._has_mail = has_mail
         self._driver = driver
         self._machine = machine
         self._told: dict[str, str] = {}
@@ -29,7 +30,7 @@ class ToldLevels:
     def look(self) -> None:
         """Announce what has changed."""
         interest, system = self._machine.interest, self._machine.vertex.top + 1
-        texts = {UNITS_PREFIX: gatekeeper_text(system)}
+        texts = {UNITS_PREFIX: gatekeeper_text(system, has_mail=self._has_mail)}
         roamers = self._machine.roaming.clients
         wants = sorted((want.key, name) for name, want in interest.clients.items() if name not in roamers)
         for (topic, want), name in wants[:UNITS_MAX]:
