@@ -97,7 +97,6 @@ from m4cast.overlay.net.gateways.reports.reports import CLIENT_FINDS, MachineRep
 from m4cast.overlay.net.gateways.rules import GatewayRules, may_enter, may_leave
 from m4cast.overlay.net.gateways.view import view_of_links, view_of_units
 from m4cast.overlay.protocol.effects import Covered, Delivered, SendAcross
-from m4cast.overlay.protocol.selective.contract import keep_id
 from m4cast.overlay.protocol.wire.batch import Batch
 
 log = logging.getLogger("m4cast.gateway")
@@ -227,7 +226,6 @@ class Gatekeeper:
         told_s = 0.0
         while True:
             await asyncio.sleep(LOOK_S)
-            self._keep_origins()
             self.demanded.look()
             self.reports.look()
             self._greet_again()
@@ -275,6 +273,7 @@ class Gatekeeper:
                 for name, want in self.machine.interest.clients.items()
             ],
             "exported_batches": self.exports.batches,
+            "quiet": self.reports.quiet.topics(),
             "counts": {**self.counts, **self.imports.counts},
             "failure": self.places.failure,
         }
@@ -467,16 +466,6 @@ class Gatekeeper:
                 self.exports.delivered(StreamId(origin, shown.topic))
         elif isinstance(shown, SendAcross):
             self.demanded.send(shown.frame)
-
-    def _keep_origins(self) -> None:
-        """Have every row of selective topics that are exported: of all nodes of the channel, once one was made."""
-        node = self._driver.node
-        if not any(self._rules.exported(topic) for topic in node.selection.descriptors):
-            return
-        rows = node.interest.registrations.rows
-        missing = tuple(each for each in self._side.origins() if keep_id(each) not in rows)
-        if missing:
-            self._side.keep(missing)
 
     def _is_parted(self) -> bool:
         return any(self.machine.gateways.is_parted(level) for level in range(self.config.top + 1))

@@ -7,6 +7,7 @@ from m4cast.overlay.federation.contract import (
     ClientGone,
     FederationInput,
     FederationOutput,
+    TopicQuenched,
 )
 from m4cast.overlay.federation.federation import Federation
 from m4cast.overlay.federation.messages import ClientReleased, RoutedNote
@@ -15,6 +16,7 @@ from m4cast.overlay.net.driver import Driver, Shown
 from m4cast.overlay.net.gateways.link import GatewayLink
 from m4cast.overlay.net.gateways.messages import ClientFindMessage
 from m4cast.overlay.net.gateways.reports.client_finding import ClientFinding
+from m4cast.overlay.net.gateways.reports.quiet_topics import QuietTopics
 from m4cast.overlay.net.gateways.reports.roamers import ChannelRoamers
 from m4cast.overlay.net.gateways.reports.sought_clients import SoughtClients
 from m4cast.overlay.net.gateways.reports.told_levels import ToldLevels
@@ -39,6 +41,7 @@ class MachineReports:
     ) -> None:
         has_mail = rules.exported(MAIL_TOPIC)
         self.levels = ToldLevels(driver, machine, has_mail=has_mail)
+        self.quiet = QuietTopics(driver, machine, rules)
         self.sought = SoughtClients(driver, machine, answers=has_mail)
         self.roamers = ChannelRoamers(driver, machine, feed, fellows)
         self.roamers.finding = ClientFinding(UnitId(driver.node.me.node_id), links, self.roamers.older)
@@ -53,11 +56,14 @@ class MachineReports:
         self.roamers.look()
         self.levels.look()
         self.sought.look()
+        self.quiet.look()
 
     def perform(self, output: FederationOutput) -> None:
         match output:
             case ClientGone():
                 self.roamers.gone(output)
+            case TopicQuenched():
+                self.quiet.quenched(output)
             case _:
                 pass  # levels are looked up
 

@@ -29,8 +29,8 @@ class SoughtClients:
         self._is_new = True
 
     def changed(self, change: InterestChanged) -> None:
-        hashes = {each.topic_hash for each in (*change.joined, *change.rejoined, *change.left)}
-        if SOUGHT_HASH in hashes:
+        hashes = [item.topic_hash for item in (*change.joined, *change.rejoined)]
+        if SOUGHT_HASH in (*hashes, *(key.topic_hash for key in change.left)):
             self._is_new = True
             self.look()
 

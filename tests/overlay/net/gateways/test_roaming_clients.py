@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from m4cast.overlay.client import Channel, Client
 from m4cast.overlay.errors import RefusedError
+from m4cast.overlay.net.gateways.reports.client_finding import FoundClient
 from tests.overlay.net.gateways.federated import Channels, Member, gates, gateway, until
 from tests.overlay.net.gateways.test_gateways import run
 from tests.overlay.net.running import TIMEOUT_S
@@ -138,7 +139,7 @@ def test_clients_that_move_on_at_once_are_let_go_wherever_they_were(tmp_path: Pa
 
 def test_nobody_takes_a_client_away_with_another_credential(tmp_path: Path) -> None:
     async def scenario(channels: Channels) -> None:
-        a, _, at_a, at_b = await two_channels(channels)
+        a, b, at_a, at_b = await two_channels(channels)
         owner = Client(at_a, key="anna", credential=SECRET)
         await blocking(lambda: owner.connect(create=True))
         await blocking(lambda: owner.subscribe("orders"))
@@ -151,6 +152,10 @@ def test_nobody_takes_a_client_away_with_another_credential(tmp_path: Path) -> N
         await blocking(former.connect)  # the same client: `mover` is over
         await blocking(lambda: former.move(at_b[0]))
         await until(lambda: has_let_go(a, "bert"))
+        roamers = b[0].keeper.reports.roamers
+        roamers._new["bert"] = None
+        roamers._found("bert", 1, FoundClient())
+        assert "bert" in roamers._new, "that was the answer for a session before this one"
         await publish(at_a[1], "orders", 0, 3)
         assert await blocking(lambda: got(owner, 3)) == [0, 1, 2]
         assert not has_let_go(a, "anna")
