@@ -239,6 +239,15 @@ OPTIONS = (
         reads=(*ROWS, *CLIENT),
     ),
     Option(
+        name="waitActive",
+        use="read",
+        parse=values.choice("channel", "system"),
+        allowed="`channel`, `system`",
+        meaning="a stream begins when all nodes of the channel, or all gatekeepers of the federation, know what it "
+        "wants; it fails if they do not within `timeoutMs`",
+        reads=ROWS,
+    ),
+    Option(
         name="reader",
         use="read",
         parse=values.name,

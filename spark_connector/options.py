@@ -83,6 +83,7 @@ class ReadOptions:
     reader: str | None = None
     lease_ms: int = LEASE_MS
     row_filter: SourceFilter | None = None
+    wait_active: Literal["channel", "system"] | None = None
     asks_channel: bool = False
     """Rows are read from the origin of each stream."""
     client: str = ""
@@ -158,6 +159,9 @@ def read_options(values: Mapping[str, Any], *, streaming: bool) -> ReadOptions:
             if name in values:
                 fix = "use spark.read, or remove the option and stop the query yourself"
                 raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", f"option {name} is only for batch reads", fix)
+    elif "waitActive" in values:
+        problem = "option waitActive is only for streams: a batch read has what is there"
+        raise ConnectorError("M4CAST_CONFLICTING_OPTIONS", problem, "remove it, or use spark.readStream")
     for name, needed in NEEDED.items():
         if name in values and needed not in values:
             problem = f"option {name} has no effect without {needed}"
@@ -190,6 +194,7 @@ def read_options(values: Mapping[str, Any], *, streaming: bool) -> ReadOptions:
         reader=values.get("reader"),
         lease_ms=values.get("leaseMs", LEASE_MS),
         row_filter=_row_filter(values),
+        wait_active=values.get("waitActive"),
         asks_channel=values.get("scope") == "channel",
         client=values.get("client", ""),
         credential=values.get("credential", ""),

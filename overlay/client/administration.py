@@ -14,7 +14,7 @@ from pyarrow import flight
 
 from m4cast.overlay.client.connections import as_client_error
 from m4cast.overlay.client.doors import PATIENCE_S, Doors
-from m4cast.overlay.client.interest import Activity, InterestTail, activity
+from m4cast.overlay.client.interest import ActiveLevel, Activity, InterestTail, activity
 from m4cast.overlay.client.put_call import put
 from m4cast.overlay.client.roaming.many import SubscribedClients, subscribe_rows
 from m4cast.overlay.client.tables import table_of
@@ -294,15 +294,25 @@ class Administration:
         removed: bool = self._doors.ask_first("unsubscribe", question)["removed"]
         return removed
 
-    def active(self, topic: str, where: str = "", *, language: str = "sql", timeout_s: float = 30) -> Activity:
+    def active(
+        self,
+        topic: str,
+        where: str = "",
+        *,
+        language: str = "sql",
+        timeout_s: float = 30,
+        level: ActiveLevel = "channel",
+    ) -> Activity:
         """Wait until what `register` registered at the first node is active: all nodes that are present have confirmed
         that they know of it. After `timeout_s` the answer says who has not. Of a selective topic, `effective_from` has
-        the first row of each stream that is wanted.
+        the first row of each stream that is wanted. `level="system"`: until the whole federation knows of it; `levels`
+        tells how far it does (docs/FEDERATION.md).
 
         >>> channel.active("orders", "country = 'PL'")
-        Activity(epoch=8589934592, is_active=True, confirmed=('n2', 'n3'), missing=(), effective_from={'2f0c...': 1})
+        Activity(epoch=8589934592, is_active=True, confirmed=('n2', 'n3'), missing=(), effective_from={'2f0c...': 1},
+                 levels=UnitLevels(seen=1, confirmed=1, system=1))
         """
-        return activity(self._doors, topic, _filter(where, language), timeout_s)
+        return activity(self._doors, topic, _filter(where, language), timeout_s, level)
 
     def subscriptions(
         self, topic: str | None = None, *, seen: int | None = None, wait_s: float = 0, costs: bool = False

@@ -9,14 +9,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from m4cast.overlay.client.doors import Doors
+from m4cast.overlay.errors import LocalProtocolError
 
 WAIT_S = 5.0
 """The time for which one call waits for a change."""
 
 ChangeKey = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitLevels:
+    """Levels of a federation up to which a registration is known: 0 the node, 1 its channel, and so on."""
+
+    seen: int
+    """Rows have come from there, which proves that one way is open."""
+    confirmed: int
+    """Every gatekeeper concerned knows of it: no matching row that is published there is missed."""
+    system: int
+    """The level that is everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +45,46 @@ class Activity:
     """Names of the others that are present."""
     effective_from: dict[str, int]
     """For a selective topic: the first row of each stream, by origin, that it wants, as far as that is known."""
+    levels: UnitLevels | None = None
+    """None: the channel has gatekeepers, and none of them brings rows of the topic from other channels."""
+
+    @property
+    def is_system_active(self) -> bool:
+        """Active in the channel, and confirmed in the whole federation."""
+        return self.is_active and self.levels is not None and self.levels.confirmed >= self.levels.system
+
+    def is_reached(self, level: "ActiveLevel") -> bool:
+        return self.is_system_active if level == "system" else self.is_active
 
 
-def activity(doors: Doors, topic: str, row_filter: dict[str, str], timeout_s: float) -> Activity:
-    """Wait until it is active, or for so long."""
-    question: dict[str, Any] = {"topic": topic, **row_filter}
-    return _awaited(lambda wait: doors.ask_first("subscription-active", question | wait, WAIT_S), timeout_s)
+ActiveLevel = Literal["channel", "system"]
 
 
-def read_activity(doors: Doors, topic: str, row_filter: dict[str, object], start: str, timeout_s: float) -> Activity:
+def activity(
+    doors: Doors, topic: str, row_filter: dict[str, str], timeout_s: float, level: ActiveLevel = "channel"
+) -> Activity:
+    """Wait until it is active on this level, or for so long."""
+    question: dict[str, Any] = {"topic": topic, **row_filter, **_level_field(level)}
+    return _awaited(lambda wait: doors.ask_first("subscription-active", question | wait, WAIT_S), timeout_s, level)
+
+
+def read_activity(
+    doors: Doors,
+    topic: str,
+    row_filter: dict[str, object],
+    start: str,
+    timeout_s: float,
+    level: ActiveLevel = "channel",
+) -> Activity:
     """The same for reads of a topic at the first node."""
-    question: dict[str, Any] = {"topic": topic, **row_filter, "start": start}
-    return _awaited(lambda wait: doors.ask_first("read-registration", question | wait, WAIT_S), timeout_s)
+    question: dict[str, Any] = {"topic": topic, **row_filter, "start": start, **_level_field(level)}
+    return _awaited(lambda wait: doors.ask_first("read-registration", question | wait, WAIT_S), timeout_s, level)
+
+
+def _level_field(level: ActiveLevel) -> dict[str, Any]:
+    if level not in get_args(ActiveLevel):
+        raise LocalProtocolError(f"level is {level!r}: must be channel or system")
+    return {"system": True} if level == "system" else {}
 
 
 def together(activities: Sequence[Activity]) -> Activity:
@@ -52,17 +93,25 @@ def together(activities: Sequence[Activity]) -> Activity:
     confirmed = {name for each in activities for name in each.confirmed} - set(missing)
     epochs = [each.epoch for each in activities if each.epoch is not None]
     is_active = all(each.is_active for each in activities)
-    return Activity(max(epochs, default=None), is_active, tuple(sorted(confirmed)), tuple(missing), {})
+    known = [each.levels for each in activities if each.levels is not None]
+    levels = min(known, key=lambda each: each.confirmed) if known and len(known) == len(activities) else None
+    return Activity(max(epochs, default=None), is_active, tuple(sorted(confirmed)), tuple(missing), {}, levels)
 
 
-def _awaited(ask: Callable[[dict[str, Any]], dict[str, Any]], timeout_s: float) -> Activity:
+def _awaited(ask: Callable[[dict[str, Any]], dict[str, Any]], timeout_s: float, level: ActiveLevel) -> Activity:
     deadline = time.monotonic() + timeout_s
     while True:
         wait_s = max(min(WAIT_S, deadline - time.monotonic()), 0)
-        answer = ask({"wait_ms": int(wait_s * 1000)})
-        if answer["is_active"] or time.monotonic() >= deadline:
-            confirmed, missing = (tuple(each["node"] for each in answer[name]) for name in ("confirmed", "missing"))
-            return Activity(answer["epoch"], answer["is_active"], confirmed, missing, answer["effective_from"])
+        found = _activity_of(ask({"wait_ms": int(wait_s * 1000)}))
+        if found.is_reached(level) or time.monotonic() >= deadline:
+            return found
+
+
+def _activity_of(answer: dict[str, Any]) -> Activity:
+    confirmed, missing = (tuple(each["node"] for each in answer[name]) for name in ("confirmed", "missing"))
+    told = answer.get("levels")  # older nodes do not tell
+    levels = None if told is None else UnitLevels(told["seen"], told["confirmed"], told["system"])
+    return Activity(answer["epoch"], answer["is_active"], confirmed, missing, answer["effective_from"], levels)
 
 
 class InterestTail:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from m4cast.overlay.client.connections import answering_first, as_client_error, connection, note_silence
-from m4cast.overlay.client.interest import Activity, read_activity, together
+from m4cast.overlay.client.interest import ActiveLevel, Activity, read_activity, together
 from m4cast.overlay.client.times import as_millis
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 from m4cast.overlay.refusals import READ_ELSEWHERE
@@ -182,13 +182,13 @@ class Tail(Iterator[pa.RecordBatch]):
         """The filter, as fields of a request: of selective topics, a node fetches only the rows that are followed."""
         return {} if self._filter is None else {"where": self._filter[0], "language": self._filter[1] or "sql"}
 
-    def registration(self, timeout_s: float) -> dict[str, Activity]:
+    def registration(self, timeout_s: float, level: ActiveLevel = "channel") -> dict[str, Activity]:
         """Return the registration of each topic at the node that this tail follows, waiting at most `timeout_s`."""
         self.begin()
         doors = self._channel.at(self._nodes[self._node]).doors
         start = "earliest" if self._start == "earliest" else "latest"
         fields = filter_fields(self._filter)
-        return {topic: read_activity(doors, topic, fields, start, timeout_s) for topic in self._topics}
+        return {topic: read_activity(doors, topic, fields, start, timeout_s, level) for topic in self._topics}
 
     def _broken(self, error: M4castError) -> None:
         if not (isinstance(error, RefusedError) and error.code == "timeout"):
@@ -253,12 +253,13 @@ class Subscription:
         are broadcast, and rows come without one."""
         return together([*self._tail.registration(0).values()]).epoch
 
-    def active(self, timeout_s: float = 30) -> Activity:
+    def active(self, timeout_s: float = 30, level: ActiveLevel = "channel") -> Activity:
         """Wait until every node that is present has confirmed that it knows of the subscription: of these, no matching
-        row that is published from now on is missed. After `timeout_s` the answer says who has not.
+        row that is published from now on is missed. After `timeout_s` the answer says who has not. `level="system"`:
+        until the whole federation has.
 
         `effective_from` is empty if there are several topics: see `Subscription.effective_from`."""
-        found = self._tail.registration(timeout_s)
+        found = self._tail.registration(timeout_s, level)
         return together([*found.values()]) if len(found) > 1 else next(iter(found.values()))
 
     @property

@@ -365,9 +365,9 @@ _ROWS: tuple[Action[Any], ...] = (
         name="read-registration",
         right="read",
         about="How this client's reads of a selective topic are registered here, and which nodes know of that: "
-        '{"topic", "where", "language", "start", "wait_ms"} -> {"is_selective", "epoch", "is_active", "confirmed", '
-        '"missing", "effective_from"}',
-        fields=("topic", "where", "language", "start", "wait_ms"),
+        '{"topic", "where", "language", "start", "wait_ms", "system"} -> {"is_selective", "epoch", "is_active", '
+        '"confirmed", "missing", "effective_from", "levels"}',
+        fields=("topic", "where", "language", "start", "wait_ms", "system"),
         body="required",
         parse=parse_read_question,
         perform=_read_registration,
@@ -423,9 +423,9 @@ _ROWS: tuple[Action[Any], ...] = (
     Action(
         name="subscription-active",
         right="subscribe",
-        about='Which nodes know of what subscribe registered: {"topic", "where", "language", "wait_ms"} -> {"epoch", '
-        '"is_active", "confirmed", "missing", "effective_from"}',
-        fields=("topic", "where", "language", "wait_ms"),
+        about='Which nodes know of what subscribe registered: {"topic", "where", "language", "wait_ms", "system"} -> '
+        '{"epoch", "is_active", "confirmed", "missing", "effective_from", "levels"}',
+        fields=("topic", "where", "language", "wait_ms", "system"),
         body="required",
         parse=parse_active,
         perform=lambda door, asked, caller: door.interest.active(asked, caller),

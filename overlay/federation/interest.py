@@ -106,6 +106,9 @@ class UnitInterest:
     def confirmed_level(self, name: str) -> int:
         return self._confirmed.get(name, -1)
 
+    def seen_level(self, name: str) -> int:
+        return self._seen.get(name, -1)
+
     # ---- announcing
 
     def place_changed(self, level: int) -> None:

@@ -537,9 +537,11 @@ class ImportBegin:
 @value
 class OpenGates:
     """This node is a gatekeeper: what it says to nodes of other channels goes across (`SendAcross`). It keeps the
-    selective streams of these origins, which are of its own channel."""
+    selective streams of these origins, which are of its own channel; and no longer, unless they asked it to, those of
+    the ones to `drop`."""
 
     keep: tuple[NodeId, ...] = ()
+    drop: tuple[NodeId, ...] = ()
 
 
 @value

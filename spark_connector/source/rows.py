@@ -68,6 +68,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """When the last micro-batch was planned, or the first one could have been."""
 
     def initialOffset(self) -> dict[str, Any]:
+        if self._options.wait_active is not None:
+            self._topics.wait_active(self._options.wait_active)
         return offsets.with_filter(self._topics.frontier(self._options.starting), self._options.row_filter)
 
     def getDefaultReadLimit(self) -> ReadLimit:

@@ -9,11 +9,13 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
 from m4cast.spark_connector import offsets
 from m4cast.spark_connector.access import channel_of, patiently
+from m4cast.spark_connector.errors import ConnectorError
 from m4cast.spark_connector.offsets import Frontier, StreamName
 from m4cast.spark_connector.option_values import Edge
 from m4cast.spark_connector.options import ReadOptions
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from m4cast.overlay.client import Channel
+    from m4cast.overlay.client.interest import ActiveLevel
 
 log = logging.getLogger("m4cast.spark")
 T = TypeVar("T")
@@ -72,6 +75,23 @@ class SourceTopics:
 
         known = [schema for schema in self._ask_all(ask) if schema is not None]
         return known or [patiently(lambda: self.channel().schema(topic), self._options.access.timeout_s)]
+
+    def wait_active(self, level: "ActiveLevel") -> None:
+        """Wait until what the stream wants is known on this level; ConnectorError if it is not in time."""
+        from m4cast.overlay.client.interest import read_activity
+
+        timeout_s, start = self._options.access.timeout_s, self._options.starting
+        channel = self.channel()
+        doors = channel.at(channel.nodes[0]).doors
+        for topic in self.names():
+            begin = "earliest" if start == "earliest" else "latest"
+            ask = partial(read_activity, doors, topic, dict(self._where), begin, timeout_s, level)
+            found = patiently(ask, timeout_s)
+            if not found.is_reached(level):
+                missing = f"nodes {', '.join(found.missing)} have not" if found.missing else "gatekeepers have not"
+                problem = f"topic {topic!r}: what the stream wants is not active ({level}): {missing} confirmed it"
+                fix = "raise timeoutMs, set waitActive to channel, or have the topic imported (docs/FEDERATION.md)"
+                raise ConnectorError("M4CAST_NOT_ACTIVE", problem, fix)
 
     def frontier(self, edge: Edge | int = "latest") -> Frontier:
         """The edge as a frontier; an int is a time."""

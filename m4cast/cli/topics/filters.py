@@ -22,7 +22,7 @@ from m4cast.console.interruption import interruptible
 from m4cast.console.options import command, count_option, json_option, json_per_node_option, seconds_option
 from m4cast.console.screen import Screen, print_json
 from m4cast.overlay.client import Channel
-from m4cast.overlay.client.interest import Activity
+from m4cast.overlay.client.interest import ActiveLevel, Activity
 
 LANGUAGES = ("sql", "json", "diet")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -95,7 +95,10 @@ wanted_rows = filter_options("Only rows that satisfy this filter (docs/FILTERS.m
 @wanted_rows
 @click.option("--earliest", is_flag=True, help="From the earliest rows that are kept, not only new ones.")
 @click.option(
-    "--wait", "awaited", type=click.Choice(["active"]), help="Wait until all nodes that are present know of it."
+    "--wait",
+    "awaited",
+    type=click.Choice(["active", "system"]),
+    help="Wait until all nodes that are present know of it, or all gatekeepers of the federation.",
 )
 @seconds_option("--wait-s", low=0, default=30, help="How long to wait; then exit with 1.")
 @channel_options(EACH)
@@ -119,16 +122,19 @@ def subscribe(
         answer = there.register(topic, where or "", language=language or "sql", start=start)
         found = None
         if awaited:
+            level: ActiveLevel = "system" if awaited == "system" else "channel"
             found = interruptible(
-                partial(there.active, topic, where or "", language=language or "sql", timeout_s=wait_s)
+                partial(there.active, topic, where or "", language=language or "sql", timeout_s=wait_s, level=level)
             )
-            is_active = is_active and found.is_active
+            is_active = is_active and found.is_reached(level)
         if as_json:
             print_json({"node": node, **answer, **({} if found is None else asdict(found))})
             continue
         click.echo(f"{topic} at {node}: registered as {answer['id']}, epoch {answer['epoch']}")
         if found is not None:
             click.echo(_activity(found))
+            if awaited == "system":
+                click.echo(_levels(topic, found))
     if not is_active:
         raise SystemExit(EXIT_CODE_FAILED)
 
@@ -139,6 +145,15 @@ def _activity(found: Activity) -> str:
     if found.is_active:
         return f"active: confirmed by {confirmed}{begins}"
     return f"not active yet: confirmed by {confirmed}; not by {', '.join(found.missing)}{begins}"
+
+
+def _levels(topic: str, found: Activity) -> str:
+    levels = found.levels
+    if levels is None:
+        fix = "name it under imports or on_demand of a [[gateway]] (docs/FEDERATION.md)"
+        return f"not active in the system: no gatekeeper of this channel brings rows of {topic!r} from others: {fix}"
+    state = "active in the system" if found.is_system_active else "not active in the system yet"
+    return f"{state}: confirmed up to level {levels.confirmed} of {levels.system}, seen up to {levels.seen}"
 
 
 @command()

@@ -89,6 +89,8 @@ class ActiveQuestion:
 
     wish: WishRequest
     wait_ms: int
+    system: bool = False
+    """Until the whole federation does."""
 
 
 def parse_wish(fields: Fields) -> WishRequest:
@@ -99,7 +101,8 @@ def parse_wish(fields: Fields) -> WishRequest:
 
 
 def parse_active(fields: Fields) -> ActiveQuestion:
-    return ActiveQuestion(parse_wish(fields), fields.whole("wait_ms", 0, WAIT_MS_MAX) or 0)
+    wait_ms = fields.whole("wait_ms", 0, WAIT_MS_MAX) or 0
+    return ActiveQuestion(parse_wish(fields), wait_ms, fields.flag("system"))
 
 
 def parse_interest(fields: Fields) -> InterestQuestion:
@@ -166,7 +169,7 @@ class InterestAdmin:
         """Which nodes have confirmed that they know of a registration of this client."""
         caller.rights.require_topics("subscribe", (asked.wish.topic,))
         each = f"{caller.name}/{asked.wish.name}"
-        found = activity(self._node, each, asked.wait_ms, self._timeout_s, caller)
+        found = activity(self._node, each, asked.wait_ms, self._timeout_s, caller, system=asked.system)
         if found is None:
             raise bad_request(f"{asked.wish.topic!r} is not registered here by this client with that filter: subscribe")
         return found

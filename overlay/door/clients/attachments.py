@@ -32,6 +32,7 @@ from m4cast.overlay.door.clients.client_requests import (
 )
 from m4cast.overlay.door.clients.client_table import rows_of, table_of
 from m4cast.overlay.door.clients.client_wants import ClientWants, require_profiles
+from m4cast.overlay.door.clients.elsewhere import unknown_of
 from m4cast.overlay.door.clients.group_shares import GroupShares, Owns
 from m4cast.overlay.door.clients.keeper_leases import KeeperLeases
 from m4cast.overlay.door.clients.many_clients import ManyClients
@@ -57,7 +58,6 @@ from m4cast.overlay.protocol.clients.packed_state import packed_of
 from m4cast.overlay.protocol.clients.roamed import ROAMED_HASH, roamed_of
 from m4cast.overlay.protocol.clients.state import ClientState, json_of, state_of
 from m4cast.overlay.protocol.effects import AnnounceClients, ClientRow, InterestChanged
-from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire.interest import CLIENT_LANGUAGE, InterestItem
 from m4cast.overlay.store.store import Store
 
@@ -133,6 +133,8 @@ class ClientAdmin(ManyClients):
             is_new = found.is_new or own is None
             if is_new or own is None:
                 is_whole = not lacking and not self._is_awaited(asked.key, found.state)
+                if is_whole:
+                    self._rows.strangers.pop(asked.key, None)
                 has_all = is_whole and not self._wants.is_wanted(found.state)
                 row = ClientRow(found.session, has_all, self._node.clock_ms(), digest)
             else:
@@ -205,14 +207,10 @@ class ClientAdmin(ManyClients):
         return {"version": version, "state": None if kept is None else json.loads(kept)["state"], "members": members}
 
     def unknown(self, asked: MailRequest, caller: Caller) -> list[str]:
-        """Those of the recipients that this node knows nothing of."""
+        """Those of the recipients that nobody knows."""
         caller.rights.require_client(asked.key)
         self._require_live(asked.key, asked.connection)
-
-        def look(node: Node) -> list[str]:
-            return [each for each in asked.to if not rows_of(node, each)[1]]
-
-        return self._node.look(look, self._timeout_s)
+        return unknown_of(self._node, asked.to, self._timeout_s)
 
     def _cover(self, key: str, row: ClientRow, state: ClientState) -> None:
         """Announce that all rows are here, if they are; with the turn of the key."""

@@ -1,17 +1,27 @@
-"""Activity of a registration: which nodes have confirmed it, and where it begins in each stream."""
+"""Activity of a registration: which nodes have confirmed it, where it begins in each stream, and how far the federation
+knows of it."""
+
+import time
+from collections.abc import Callable
 
 from m4cast.overlay.door.access.rights import Caller
 from m4cast.overlay.door.node_handle import NodeHandle, waited
 from m4cast.overlay.ids import NodeId
+from m4cast.overlay.profiles import parse
+from m4cast.overlay.protocol.clients.unit_levels import UNITS_HASH, WantLevels, levels_of
 from m4cast.overlay.protocol.effects import Active, WaitActive
 from m4cast.overlay.protocol.node import Node
 
+LOOK_S = 0.05
+"""The interval at which the level of a registration is looked at. Guess."""
+
 
 def activity(
-    node: NodeHandle, registration: str, wait_ms: int, timeout_s: float, caller: Caller
+    node: NodeHandle, registration: str, wait_ms: int, timeout_s: float, caller: Caller, *, system: bool = False
 ) -> dict[str, object] | None:
-    """Wait until all nodes that are present have confirmed the registration, at most `wait_ms`. None: it does not
-    exist at this node."""
+    """Wait until all nodes that are present have confirmed the registration, and with `system`, until the whole
+    federation has, at most `wait_ms`. None: it does not exist at this node."""
+    deadline = time.monotonic() + wait_ms / 1000
     span = node.look(lambda at: at.interest.history.lasting(registration), timeout_s)
     if span is None:
         return None
@@ -25,6 +35,7 @@ def activity(
         names = {node_id: name_of(at, node_id) for node_id in ids}
         return names, {stream.origin.hex(): begin for stream, begin in begins.items()}
 
+    levels = _awaited_levels(node, lambda at: _levels(at, registration), deadline if system else 0, timeout_s, caller)
     names, begins = node.look(look, timeout_s)
 
     def listed(nodes: tuple[NodeId, ...]) -> list[dict[str, str]]:
@@ -36,7 +47,56 @@ def activity(
         "confirmed": listed(answer.confirmed),
         "missing": listed(answer.missing),
         "effective_from": begins,
+        "levels": None if levels is None else levels._asdict(),
     }
+
+
+def broadcast_levels(
+    node: NodeHandle, topic: str, wait_ms: int, timeout_s: float, caller: Caller
+) -> dict[str, int] | None:
+    """How far the federation knows that every row of a topic is wanted here; waits as `activity` does."""
+    deadline = time.monotonic() + wait_ms / 1000
+    found = _awaited_levels(node, lambda at: levels_here(at, topic, (b"",)), deadline, timeout_s, caller)
+    return None if found is None else found._asdict()
+
+
+def _awaited_levels(
+    node: NodeHandle, look: Callable[[Node], WantLevels | None], deadline: float, timeout_s: float, caller: Caller
+) -> WantLevels | None:
+    """Wait until it is confirmed everywhere, or until the deadline."""
+    while True:
+        levels = node.look(look, timeout_s)
+        is_over = levels is not None and levels.confirmed >= levels.system
+        if is_over or time.monotonic() >= deadline or caller.is_cancelled():
+            return levels
+        time.sleep(LOOK_S)
+
+
+def _levels(node: Node, registration: str) -> WantLevels | None:
+    """On the loop."""
+    rows = node.interest.registrations.rows
+    row = rows.get(registration)
+    if row is None:
+        return None
+    row = rows.get(row.under, row) if row.under else row  # what is announced covers it
+    want = parse(row.text, row.language, row.version).id if row.text else b""
+    return levels_here(node, row.topic, (want, b""))
+
+
+def levels_here(node: Node, topic: str, wants: tuple[bytes, ...]) -> WantLevels | None:
+    """On the loop: how far the federation knows one of these wants; None: no gatekeeper of the channel brings rows of
+    the topic. A channel without gatekeepers is all there is."""
+    best: WantLevels | None = None
+    is_alone = True
+    for entry in node.interest.view.used():
+        for item in entry.items.values():
+            if item.topic_hash != UNITS_HASH:
+                continue
+            is_alone = False
+            found = levels_of(item.text)
+            if found is not None and found[0] == topic and found[1] in wants:
+                best = found[2] if best is None else max(best, found[2])
+    return WantLevels(1, 1, 1) if is_alone else best
 
 
 def name_of(node: Node, node_id: NodeId) -> str:

@@ -21,7 +21,7 @@ from m4cast.overlay.door.node_handle import NodeHandle
 from m4cast.overlay.door.refusals import bad_request
 from m4cast.overlay.door.requests import Get, parse_filter
 from m4cast.overlay.door.rows.summaries import ColumnPath, Summaries
-from m4cast.overlay.door.selected.activity import activity
+from m4cast.overlay.door.selected.activity import activity, broadcast_levels
 from m4cast.overlay.door.selected.reader_registrations import ReaderRegistrations
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.profiles import FilterError, Profile, UnknownLanguageError, columns_of, read
@@ -50,6 +50,8 @@ class ReadQuestion:
     profile: Profile | None
     earliest: bool
     wait_ms: int
+    system: bool = False
+    """Active in the whole federation."""
 
 
 def parse_read_question(fields: Fields) -> ReadQuestion:
@@ -57,7 +59,7 @@ def parse_read_question(fields: Fields) -> ReadQuestion:
     if start not in ("earliest", "latest"):
         raise bad_request(f"start must be earliest or latest, not {start!r}")
     wait_ms = fields.whole("wait_ms", 0, WAIT_MS_MAX) or 0
-    return ReadQuestion(fields.topic(), parse_filter(fields), start == "earliest", wait_ms)
+    return ReadQuestion(fields.topic(), parse_filter(fields), start == "earliest", wait_ms, fields.flag("system"))
 
 
 Lows = Callable[[Mapping[StreamId, int]], Mapping[StreamId, int]]
@@ -217,6 +219,7 @@ class SelectiveReads:
         """Return the registration of this client's reads, which is made now if none covers them."""
         if asked.topic not in self.topics:
             nobody: list[object] = []
+            wait_ms = asked.wait_ms if asked.system else 0
             return {
                 "is_selective": False,
                 "epoch": None,
@@ -224,10 +227,11 @@ class SelectiveReads:
                 "confirmed": nobody,
                 "missing": nobody,
                 "effective_from": {},
+                "levels": broadcast_levels(self._node, asked.topic, wait_ms, self._timeout_s, caller),
             }
         profile = caller.rights.filters((asked.topic,), asked.profile).get(asked.topic)
         name = self._registered(asked.topic, profile, caller, earliest=asked.earliest)
-        found = activity(self._node, name, asked.wait_ms, self._timeout_s, caller)
+        found = activity(self._node, name, asked.wait_ms, self._timeout_s, caller, system=asked.system)
         return {"is_selective": True, **(found or {})}
 
     def chosen(self, topics: tuple[str, ...]) -> tuple[str, ...]:

@@ -74,6 +74,10 @@ class ChannelSide:
         """Be a gatekeeper, and have every row of the selective streams of these nodes."""
         self._driver.feed(OpenGates(origins))
 
+    def drop(self, origins: tuple[NodeId, ...]) -> None:
+        """Have them no longer."""
+        self._driver.feed(OpenGates(drop=origins))
+
     def head(self, stream: StreamId) -> StreamHead | None:
         held = self.held(stream)
         if held is None or held.durable_next <= 1:

@@ -18,10 +18,13 @@ from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.net.gateways.channel_side import ChannelSide
 from m4cast.overlay.net.gateways.finding import FoundRows, StreamFinding
 from m4cast.overlay.net.gateways.messages import AcrossFrame, StreamHead
-from m4cast.overlay.profiles.profile import SQL, SQL_VERSION, Profile, read
+from m4cast.overlay.profiles.condition import ColumnRef, Kind, Literal, one_of
+from m4cast.overlay.profiles.profile import SQL, SQL_VERSION, Profile, profile_of, read
+from m4cast.overlay.protocol.clients.letters import mail_keys
 from m4cast.overlay.protocol.effects import CreateTopic, Subscribe, Unsubscribe, Wish
 from m4cast.overlay.protocol.selective.demand import topic_hash
 from m4cast.overlay.protocol.wire.batch import Batch
+from m4cast.overlay.protocol.wire.interest import CLIENT_LANGUAGE, MAIL_TO, MAIL_TOPIC, InterestItem
 from m4cast.overlay.protocol.wire.routed import decode_routed, encode_routed
 from m4cast.overlay.protocol.wire.selective import (
     BeginCall,
@@ -91,17 +94,21 @@ class Demanded:
             for item in entry.items.values():
                 topic = self._topics.get(item.topic_hash)
                 if topic is not None:
-                    profile = _profile(ProfileText(item.language, item.version, item.text))
+                    profile, is_client = _profile_of(item), item.language == CLIENT_LANGUAGE
                     want = UnitWant(topic, profile)
                     key = f"{topic}/{want.key[1].hex()}"
                     wanted[NAME + key] = want
                     before = mirrored.get(MIRROR + key)
-                    earliest = item.earliest or (before is not None and before.earliest)
+                    earliest = is_client or item.earliest or (before is not None and before.earliest)
                     mirrored[MIRROR + key] = Wish(MIRROR + key, topic, profile, earliest)
         for name, row in node.interest.registrations.rows.items():
             if not name.startswith(MIRROR) and row.topic in self._topics.values():
                 want = UnitWant(row.topic, _profile(ProfileText(SQL, SQL_VERSION, row.canonical)))
                 wanted[f"{NAME}{row.topic}/{want.key[1].hex()}"] = want
+        if MAIL_TOPIC in self._topics.values():
+            for key in node.interest.clients.rows:
+                want = UnitWant(MAIL_TOPIC, _mail_of(key))
+                wanted[f"{NAME}{MAIL_TOPIC}/{want.key[1].hex()}"] = want
         self._announce(wanted)
         self._mirror(mirrored)
 
@@ -196,6 +203,18 @@ class Demanded:
             self._side.across(RoutedFrame(asker, (Destination(me, 0, 0),), content))
         else:
             raise RemoteProtocolError(f"{type(content).__name__} across a gateway")
+
+
+def _profile_of(item: InterestItem) -> Profile | None:
+    """What an item of the interest wants. The row of a client wants its mail (PROTOCOL.md 21.6)."""
+    if item.language == CLIENT_LANGUAGE:
+        return _mail_of(item.text.rpartition(" ")[0])
+    return _profile(ProfileText(item.language, item.version, item.text))
+
+
+@lru_cache(PROFILES_REMEMBERED)
+def _mail_of(key: str) -> Profile:
+    return profile_of(one_of(ColumnRef((MAIL_TO,)), (Literal(Kind.TEXT, each) for each in mail_keys(key))))
 
 
 @lru_cache(PROFILES_REMEMBERED)

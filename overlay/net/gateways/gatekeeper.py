@@ -98,7 +98,6 @@ from m4cast.overlay.net.gateways.rules import GatewayRules, may_enter, may_leave
 from m4cast.overlay.net.gateways.view import view_of_links, view_of_units
 from m4cast.overlay.profiles.languages.canonical import readable
 from m4cast.overlay.protocol.effects import Covered, Delivered, SendAcross
-from m4cast.overlay.protocol.selective.contract import keep_id
 from m4cast.overlay.protocol.wire.batch import Batch
 
 log = logging.getLogger("m4cast.gateway")
@@ -154,7 +153,7 @@ class Gatekeeper:
     @property
     def active(self) -> dict[str, int]:
         """Want -> the level up to which it is confirmed."""
-        return self.reports.active
+        return self.reports.levels.active
 
     # ---- life
 
@@ -183,9 +182,12 @@ class Gatekeeper:
         self.places = GatewayPlaces(
             self.config, self.machine, self.feed, self.links.dial, lambda: list(self.links.links.values()), self._kept
         )
-        self.reports = MachineReports(self._driver, self.machine, self.feed, self._fellows, self.links.links)
+        self.reports = MachineReports(
+            self._driver, self.machine, self.feed, self._fellows, self.links.links, self._rules
+        )
         self._perform(self.machine.start())
         self._want()
+        self.reports.levels.look()
         self.imports.start(self._driver.node.me.node_id)
         self.exports.start()
         self.places.start()
@@ -225,7 +227,6 @@ class Gatekeeper:
         told_s = 0.0
         while True:
             await asyncio.sleep(LOOK_S)
-            self._keep_origins()
             self.demanded.look()
             self.reports.look()
             self._greet_again()
@@ -267,11 +268,13 @@ class Gatekeeper:
                     "name": name,
                     "topic": want.topic,
                     "where": "" if want.profile is None else readable(want.profile.text),
-                    "active_level": self.active.get(name, -1),
+                    "active_level": self.machine.interest.confirmed_level(name),
+                    "seen_level": self.machine.interest.seen_level(name),
                 }
                 for name, want in self.machine.interest.clients.items()
             ],
             "exported_batches": self.exports.batches,
+            "quiet": self.reports.quiet.topics(),
             "counts": {**self.counts, **self.imports.counts},
             "failure": self.places.failure,
         }
@@ -464,16 +467,6 @@ class Gatekeeper:
                 self.exports.delivered(StreamId(origin, shown.topic))
         elif isinstance(shown, SendAcross):
             self.demanded.send(shown.frame)
-
-    def _keep_origins(self) -> None:
-        """Have every row of selective topics that are exported: of all nodes of the channel, once one was made."""
-        node = self._driver.node
-        if not any(self._rules.exported(topic) for topic in node.selection.descriptors):
-            return
-        rows = node.interest.registrations.rows
-        missing = tuple(each for each in self._side.origins() if keep_id(each) not in rows)
-        if missing:
-            self._side.keep(missing)
 
     def _is_parted(self) -> bool:
         return any(self.machine.gateways.is_parted(level) for level in range(self.config.top + 1))

@@ -57,9 +57,14 @@ class MailMessage:
     """The time of sending, by the clock of the sender."""
 
 
+def mail_keys(key: str) -> tuple[str, ...]:
+    """The keys whose mail a client gets: its own; of a device, also that of its client."""
+    return tuple(dict.fromkeys((key.partition("/")[0], key)))
+
+
 def mail_where(key: str) -> str:
-    """The condition of a client's own mail; of a device, also that of its client."""
-    keys = dict.fromkeys((key.partition("/")[0], key))
+    """The condition of a client's own mail."""
+    keys = mail_keys(key)
     written = ", ".join("'" + each.replace("'", "''") + "'" for each in keys)
     return f"{TO} IN ({written})" if len(keys) > 1 else f"{TO} = {written}"
 

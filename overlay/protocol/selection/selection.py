@@ -455,6 +455,7 @@ class Selection:
                 case _:
                     self._context.out.append(output)
         for wish in wishes:  # their appends have later tokens than those of the machine
+            self.selective.across.ask(wish.origin, keep=wish.keep)
             self._keep(wish.origin, wish.keep, now_ms)
         if self.answers.waiting:
             self.answers.look_since(self.selective.speaking.acks_taken)
@@ -466,6 +467,9 @@ class Selection:
         for origin in gates.keep:
             self.selective.across.kept[origin] = None
             self._keep(origin, True, now_ms)
+        for origin in gates.drop:
+            self.selective.across.kept.pop(origin, None)
+            self._keep(origin, origin in self.selective.across.asked, now_ms)
 
     def came_across(self, came: CameAcross, now_ms: int) -> None:
         self.selective.across.came(came.frame, now_ms)

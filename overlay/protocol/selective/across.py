@@ -45,8 +45,17 @@ class Across:
     """Origins beyond the gateways."""
     kept: dict[NodeId, None] = field(default_factory=dict)
     """Origins of this channel whose streams a gatekeeper keeps, whether they ask for it or not."""
+    asked: dict[NodeId, None] = field(default_factory=dict)
+    """Origins that chose this node as a keeper."""
     _proxied: dict[int, tuple[NodeId, int]] = field(default_factory=dict)
     """Own call -> who asked, and by which call."""
+
+    def ask(self, origin: NodeId, *, keep: bool) -> None:
+        """An origin chooses this node as a keeper, or no longer does."""
+        if keep:
+            self.asked[origin] = None
+        else:
+            self.asked.pop(origin, None)
 
     # ---- from beyond
 

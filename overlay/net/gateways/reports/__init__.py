@@ -2,5 +2,8 @@
 
 reports         composes the others
 client_finding  asks all gatekeepers for a client
+told_levels     how far wants are known, told to the channel's nodes
+sought_clients  clients that are asked for before mail is sent to them
+quiet_topics    rows of topics that nobody outside wants stay at their origins
 roamers         clients that come from other channels, or went there
 """

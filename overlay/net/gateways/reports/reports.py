@@ -5,13 +5,9 @@ from typing import get_args
 
 from m4cast.overlay.federation.contract import (
     ClientGone,
-    ClientRefused,
     FederationInput,
     FederationOutput,
-    MailUnknown,
-    MatchedUnits,
     TopicQuenched,
-    WantActive,
 )
 from m4cast.overlay.federation.federation import Federation
 from m4cast.overlay.federation.messages import ClientReleased, RoutedNote
@@ -20,11 +16,14 @@ from m4cast.overlay.net.driver import Driver, Shown
 from m4cast.overlay.net.gateways.link import GatewayLink
 from m4cast.overlay.net.gateways.messages import ClientFindMessage
 from m4cast.overlay.net.gateways.reports.client_finding import ClientFinding
+from m4cast.overlay.net.gateways.reports.quiet_topics import QuietTopics
 from m4cast.overlay.net.gateways.reports.roamers import ChannelRoamers
+from m4cast.overlay.net.gateways.reports.sought_clients import SoughtClients
+from m4cast.overlay.net.gateways.reports.told_levels import ToldLevels
+from m4cast.overlay.net.gateways.rules import GatewayRules
 from m4cast.overlay.protocol.effects import InterestChanged
+from m4cast.overlay.protocol.wire.interest import MAIL_TOPIC
 
-Report = ClientGone | ClientRefused | TopicQuenched | MailUnknown | WantActive | MatchedUnits
-REPORTS = get_args(Report)
 CLIENT_FINDS = get_args(ClientFindMessage)
 
 
@@ -38,9 +37,12 @@ class MachineReports:
         feed: Callable[[FederationInput], None],
         fellows: Callable[[], list[UnitId]],
         links: dict[int, GatewayLink],
+        rules: GatewayRules,
     ) -> None:
-        self.active: dict[str, int] = {}
-        """Want -> the level up to which it is confirmed."""
+        has_mail = rules.exported(MAIL_TOPIC)
+        self.levels = ToldLevels(driver, machine, has_mail=has_mail)
+        self.quiet = QuietTopics(driver, machine, rules)
+        self.sought = SoughtClients(driver, machine, answers=has_mail)
         self.roamers = ChannelRoamers(driver, machine, feed, fellows)
         self.roamers.finding = ClientFinding(UnitId(driver.node.me.node_id), links, self.roamers.older)
 
@@ -48,19 +50,22 @@ class MachineReports:
         """The node shows something."""
         if isinstance(shown, InterestChanged):
             self.roamers.changed(shown)
+            self.sought.changed(shown)
 
     def look(self) -> None:
         self.roamers.look()
+        self.levels.look()
+        self.sought.look()
+        self.quiet.look()
 
     def perform(self, output: FederationOutput) -> None:
         match output:
-            case WantActive(name, level, is_confirmed):
-                if is_confirmed:
-                    self.active[name] = level
             case ClientGone():
                 self.roamers.gone(output)
+            case TopicQuenched():
+                self.quiet.quenched(output)
             case _:
-                pass
+                pass  # levels are looked up
 
     def heard(self, link: GatewayLink, message: ClientFindMessage) -> None:
         self.roamers.finding.heard(link, message)

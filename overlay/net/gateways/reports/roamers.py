@@ -103,6 +103,10 @@ class ChannelRoamers:
         return lambda found: self._found(key, session, found)
 
     def _found(self, key: str, session: int, found: FoundClient | None) -> None:
+        row = winner(self._rows(key))
+        if row is not None and row.row.session != session:
+            self._asked.pop(key, None)  # it has moved meanwhile: that is another question
+            return
         if found is None:
             return  # it is asked again
         if not found.session:

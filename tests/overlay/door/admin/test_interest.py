@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from m4cast.cli import main
 from m4cast.overlay.client import Channel
-from m4cast.overlay.client.interest import Activity, InterestTail
+from m4cast.overlay.client.interest import Activity, InterestTail, UnitLevels
 from m4cast.overlay.door.admin import interest
 from m4cast.overlay.errors import RefusedError
 from m4cast.overlay.protocol.interest.confirmations import Confirmations
@@ -223,7 +223,8 @@ def test_active_names_the_nodes_that_know_of_a_registration(nodes: Served) -> No
     ann = at(nodes, 0, "ann")
     epoch = ann.register("orders", "price > 8")["epoch"]
     found = ann.active("orders", "price > 8", timeout_s=PATIENCE_S)
-    assert found == Activity(epoch, is_active=True, confirmed=("n1",), missing=(), effective_from={})
+    alone = UnitLevels(seen=1, confirmed=1, system=1)  # a channel without gatekeepers
+    assert found == Activity(epoch, is_active=True, confirmed=("n1",), missing=(), effective_from={}, levels=alone)
     assert nodes.nodes[1].driver.node.interest.view.revision
     with pytest.raises(RefusedError, match="'orders' is not registered here by this client"):
         ann.active("orders", "price > 9", timeout_s=0)

@@ -10,7 +10,10 @@ from m4cast.overlay.profiles import summary_bytes
 from m4cast.overlay.profiles.profile import parse
 from m4cast.overlay.profiles.summary import summarise
 from m4cast.overlay.protocol.effects import CreateTopic, Publish, Published, Refused, Staged, Subscribe, Wish
+from m4cast.overlay.protocol.selective.contract import keep_id
+from m4cast.overlay.protocol.selective.demand import KEEPS_HASH
 from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, Extension
+from m4cast.overlay.protocol.wire.interest import InterestItem
 from tests.overlay.net.gateways.federated import Channels, Member, gates, gateway, until
 from tests.overlay.net.gateways.test_gateways import run
 from tests.overlay.net.running import TIMEOUT_S
@@ -85,3 +88,40 @@ def test_selective_rows_cross_where_they_are_wanted_and_the_rest_is_covered(tmp_
         assert 10 <= to_b.sent_rows <= 11, "what matched; the first row was asked for, or came as an event, too"
 
     run(tmp_path, scenario)
+
+
+def test_rows_that_nobody_outside_wants_stay_at_their_origin_until_somebody_does(tmp_path: Path) -> None:
+    """Quenched: the gatekeeper gets none of them, and sends nothing; what was published meanwhile is fetched."""
+
+    async def scenario(channels: Channels) -> None:
+        a1, a2 = await channels.add("a", 2)
+        b1, b2 = await channels.add("b", 2)
+        await make_topic(a2)
+        await a1.open_gate(gates(gateway("b", exports=(TOPIC,))))
+        await b1.open_gate(gates(gateway("a", address=a1.gate, on_demand=(TOPIC,))))
+        await until(lambda: bool(a1.keeper.links.links))
+        kept = keep_id(a2.node_id)
+        rows = a1.running.driver.node.interest.registrations.rows
+        await until(lambda: kept in rows)
+        await publish(a2, "PL")
+        await until(lambda: kept not in rows)
+        assert a1.keeper.view()["quiet"] == [TOPIC]
+        here = len(a1.rows(TOPIC))
+        frontier = a2.running.driver.node.interest.view
+        await until(lambda: not any(kept_of(item) for item in frontier.entries[a1.node_id].items.values()))
+        for number in range(20):
+            await publish(a2, "PL" if number % 4 == 0 else "DE")
+        assert len(a1.rows(TOPIC)) == here
+        (to_b,) = a1.keeper.links.links.values()
+        assert to_b.sent_rows == 0
+        await subscribe(b2, "country = 'PL'", earliest=True)
+        stream = StreamId(a2.node_id, TOPIC)
+        await until(lambda: covered(b2, stream) == 22)
+        assert sorted(row[1] for row in b2.rows(TOPIC)) == [1, 2, 6, 10, 14, 18]
+        assert a1.keeper.view()["quiet"] == []
+
+    run(tmp_path, scenario)
+
+
+def kept_of(item: InterestItem) -> bool:
+    return item.topic_hash == KEEPS_HASH

@@ -1,6 +1,7 @@
 """Clients that roam between real channels: what they want, where they are and what they missed follow them."""
 
 import asyncio
+import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, TypeVar
 
 from m4cast.overlay.client import Channel, Client
 from m4cast.overlay.errors import RefusedError
+from m4cast.overlay.net.gateways.reports.client_finding import FoundClient
 from tests.overlay.net.gateways.federated import Channels, Member, gates, gateway, until
 from tests.overlay.net.gateways.test_gateways import run
 from tests.overlay.net.running import TIMEOUT_S
@@ -106,9 +108,38 @@ def test_clients_roam_to_another_channel_and_back_with_what_they_missed(tmp_path
     run(tmp_path, scenario)
 
 
+def test_clients_that_move_on_at_once_are_let_go_wherever_they_were(tmp_path: Path) -> None:
+    """Two gatekeepers in each channel, which share the clients; answers come when a client is elsewhere again."""
+
+    async def scenario(channels: Channels) -> None:
+        a, b = await channels.add("a", 2), await channels.add("b", 2)
+        doors = [[await member.open_door() for member in members] for members in (a, b)]
+        rules: dict[str, Any] = {"exports": ("orders",), "imports": ("orders",)}
+        await a[0].open_gate(gates(gateway("b", **rules)))
+        await a[1].open_gate(gates(gateway("b", **rules), join=a[0].gate))
+        await b[0].open_gate(gates(gateway("a", address=a[0].gate, **rules)))
+        await b[1].open_gate(gates(gateway("a", address=a[1].gate, **rules), join=b[0].gate))
+        await until(lambda: all(member.keeper.active.get("import:orders") == 2 for member in (*a, *b)))
+        clients = [Client(doors[0][number % 2], key=f"c{number}", credential=SECRET) for number in range(6)]
+        await each(clients, lambda client: client.connect(create=True))
+        await each(clients, lambda client: client.subscribe("orders"))
+
+        def wander(client: Client) -> None:
+            rng = random.Random(client.key)
+            for number in range(1, 8):
+                client.move(rng.choice(doors[number % 2]))
+
+        await each(clients, wander)
+        await until(lambda: all(has_let_go(a, client.key) for client in clients))
+        await publish(doors[0][0], "orders", 0, 2)
+        assert await each(clients, lambda client: got(client, 2)) == [[0, 1]] * 6
+
+    run(tmp_path, scenario)
+
+
 def test_nobody_takes_a_client_away_with_another_credential(tmp_path: Path) -> None:
     async def scenario(channels: Channels) -> None:
-        a, _, at_a, at_b = await two_channels(channels)
+        a, b, at_a, at_b = await two_channels(channels)
         owner = Client(at_a, key="anna", credential=SECRET)
         await blocking(lambda: owner.connect(create=True))
         await blocking(lambda: owner.subscribe("orders"))
@@ -121,6 +152,10 @@ def test_nobody_takes_a_client_away_with_another_credential(tmp_path: Path) -> N
         await blocking(former.connect)  # the same client: `mover` is over
         await blocking(lambda: former.move(at_b[0]))
         await until(lambda: has_let_go(a, "bert"))
+        roamers = b[0].keeper.reports.roamers
+        roamers._new["bert"] = None
+        roamers._found("bert", 1, FoundClient())
+        assert "bert" in roamers._new, "that was the answer for a session before this one"
         await publish(at_a[1], "orders", 0, 3)
         assert await blocking(lambda: got(owner, 3)) == [0, 1, 2]
         assert not has_let_go(a, "anna")

@@ -1,0 +1,50 @@
+"""Levels of wants, told to the nodes of the channel: how far the federation knows what they want (PROTOCOL.md 22.8)."""
+
+from m4cast.overlay.federation.federation import Federation
+from m4cast.overlay.net.driver import Driver
+from m4cast.overlay.profiles.profile import parse
+from m4cast.overlay.protocol.clients.unit_levels import (
+    UNITS_MAX,
+    UNITS_PREFIX,
+    UNITS_TOPIC,
+    WantLevels,
+    gatekeeper_text,
+    levels_text,
+)
+from m4cast.overlay.protocol.effects import Subscribe, Unsubscribe, Wish
+
+
+class ToldLevels:
+    def __init__(self, driver: Driver, machine: Federation, *, has_mail: bool) -> None:
+        self._has_mail = has_mail
+        self._driver = driver
+        self._machine = machine
+        self._told: dict[str, str] = {}
+
+    @property
+    def active(self) -> dict[str, int]:
+        """Want -> the level up to which it is confirmed."""
+        interest = self._machine.interest
+        return {name: level for name in interest.clients if (level := interest.confirmed_level(name)) >= 0}
+
+    def look(self) -> None:
+        """Announce what has changed."""
+        interest, system = self._machine.interest, self._machine.vertex.top + 1
+        texts = {UNITS_PREFIX: gatekeeper_text(system, has_mail=self._has_mail)}
+        roamers = self._machine.roaming.clients
+        wants = sorted((want.key, name) for name, want in interest.clients.items() if name not in roamers)
+        for (topic, want), name in wants[:UNITS_MAX]:
+            levels = WantLevels(max(interest.confirmed_level(name), 0), max(interest.seen_level(name), 0), system)
+            texts[f"{UNITS_PREFIX}{topic}/{want.hex()}"] = levels_text(topic, want, levels)
+        rows = self._driver.node.interest.registrations.rows
+        gone = tuple(each for each in rows if each.startswith(UNITS_PREFIX) and each not in texts)
+        new = tuple(
+            Wish(each, UNITS_TOPIC, parse(text))
+            for each, text in texts.items()
+            if self._told.get(each) != text or each not in rows
+        )
+        self._told = texts
+        if gone:
+            self._driver.feed(Unsubscribe(0, gone))
+        if new:
+            self._driver.feed(Subscribe(0, new))
