@@ -36,6 +36,7 @@ BENCHMARKS = {
     "growth": "diameter and cost of joins by degree (virtual time)",
     "healing": "crashes and splits (virtual time)",
     "selection": "selective topics between 16 real nodes: bytes on links, coverage, active, routes after a kill",
+    "federation": "the Grid Event Service's test network with 22 node processes, beside its figures and three foils",
     "spark": "Spark's publish, read, Delta and triggers, beside its own Kafka connector",
     "ingest": "the ingest job: speed beside Spark's Kafka connector, many topics, small batches",
     "replicas": "Spark's publish to three nodes, beside three brokers with three replicas",
