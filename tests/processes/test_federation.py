@@ -25,8 +25,8 @@ CHANNELS = ("north", "east", "south", "west")
 
 def write_mesh(path: Path, nodes: int) -> Path:
     """Every channel exports its own topic and imports the others'; two gateways between each pair. The first also
-    exports a selective topic, which the others have on demand."""
-    lines = []
+    exports a selective topic, which the others have on demand. All have certificates."""
+    lines = ["[federation]", "tls = true"]
     for name in CHANNELS:
         others = [f"of-{other}" for other in CHANNELS if other != name]
         is_origin = name == CHANNELS[0]
