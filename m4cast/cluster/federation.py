@@ -25,8 +25,8 @@ them. The first nodes of a channel are its gatekeepers, NAME.1, NAME.2, ...
 
 The units come about as elsewhere: each gateway is asked for at its `to`, by the unit of its level at `from` if that is
 alone, else by the gatekeeper for one more link. A unit must be added to another before further units are added to it,
-or it to a higher one. A gatekeeper sees to this for its own gateways; elsewhere `wave` says so: a gatekeeper starts when
-the gateways of the waves before its own are up.
+or it to a higher one. A gatekeeper sees to this for its own gateways; elsewhere `wave` says so: a gatekeeper starts
+when the gateways of the waves before its own are up.
 """
 
 import json

@@ -37,6 +37,7 @@ BENCHMARKS = {
     "growth": "diameter and cost of joins by degree (virtual time)",
     "healing": "crashes and splits (virtual time)",
     "selection": "selective topics between 16 real nodes: bytes on links, coverage, active, routes after a kill",
+    "federation": "the Grid Event Service's test network with 22 node processes, beside its figures and three foils",
     "spark": "Spark's publish, read, Delta and triggers, beside its own Kafka connector",
     "ingest": "the ingest job: speed beside Spark's Kafka connector",
     "ingest_topics": "the ingest job: 1,000 topics, 10 rows/s each",

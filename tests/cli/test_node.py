@@ -248,6 +248,16 @@ def test_a_node_starts_without_pandas() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+def test_a_node_without_a_federation_loads_none_of_it() -> None:
+    program = (
+        "import sys, m4cast.cli.nodes.node, m4cast.overlay.door.flight, m4cast.overlay.door.web.door\n"
+        "rooms = 'm4cast.overlay.federation', 'm4cast.overlay.net.gateways'\n"
+        "sys.exit(' '.join(name for name in sys.modules if name.startswith(rooms)) or 0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
 # ---- several nodes in one process
 
 

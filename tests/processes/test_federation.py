@@ -1,4 +1,5 @@
-"""A federation of real processes: four channels, two gateways between each pair, gatekeepers killed and stopped."""
+"""A federation of real processes: four channels, two gateways between each pair, gatekeepers killed, stopped and cut
+off."""
 
 import json
 import random
@@ -13,24 +14,29 @@ from click.testing import CliRunner
 
 from m4cast.cli import main
 from m4cast.cluster.federation import LocalFederation, read_spec
+from m4cast.overlay.client import Channel
 from tests.processes.clusters import TIMEOUT_S, paused, until
-from tests.processes.load import KeyedPublisher, publishing
+from tests.processes.cuttable import CuttableGates, make_cuttable
+from tests.processes.load import COUNTRIES, SELECTED_TOPIC, KeyedPublisher, SelectedPublisher, publishing
 from tests.processes.warm_nodes import WarmCluster
 
 CHANNELS = ("north", "east", "south", "west")
 
 
 def write_mesh(path: Path, nodes: int) -> Path:
-    """Every channel exports its own topic and imports the others'; two gateways between each pair."""
-    lines = []
+    """Every channel exports its own topic and imports the others'; two gateways between each pair. The first also
+    exports a selective topic, which the others have on demand. All have certificates."""
+    lines = ["[federation]", "tls = true"]
     for name in CHANNELS:
         others = [f"of-{other}" for other in CHANNELS if other != name]
+        is_origin = name == CHANNELS[0]
         lines += [
             "[[channel]]",
             f"name = {json.dumps(name)}",
             f"nodes = {nodes}",
-            f"exports = {json.dumps([f'of-{name}'])}",
+            f"exports = {json.dumps([f'of-{name}', *([SELECTED_TOPIC] if is_origin else [])])}",
             f"imports = {json.dumps(others)}",
+            f"on_demand = {json.dumps([] if is_origin else [SELECTED_TOPIC])}",
         ]
     for one, other in combinations(CHANNELS, 2):
         for number in (1, 2):
@@ -40,15 +46,17 @@ def write_mesh(path: Path, nodes: int) -> Path:
 
 
 @contextmanager
-def running_federation(folder: Path, spec: Path) -> Iterator[LocalFederation]:
-    federation = LocalFederation.make(folder, read_spec(spec))
+def running_federation(folder: Path, spec: Path) -> Iterator[tuple[LocalFederation, CuttableGates]]:
+    federation, gates = LocalFederation.make(folder, read_spec(spec)), CuttableGates()
+    make_cuttable(federation, gates)
     for name, cluster in federation.clusters.items():
         federation.clusters[name] = WarmCluster(cluster.folder, cluster.plan)
-    federation.up()
     try:
-        yield federation
+        federation.up()
+        yield federation, gates
     finally:
         federation.down()
+        gates.close()
 
 
 def frontier(federation: LocalFederation, channel: str, node: str, topic: str) -> dict[str, int]:
@@ -56,57 +64,83 @@ def frontier(federation: LocalFederation, channel: str, node: str, topic: str) -
     return dict(found.get(topic, {}))
 
 
+def want_countries(federation: LocalFederation) -> dict[str, str]:
+    """A taker of the selective topic at the last node of each channel but its own; channel -> the country it wants."""
+    federation.clusters[CHANNELS[0]].channel("n2").create_topic(SELECTED_TOPIC, keepers=1, route_by=["country"])
+    wanted = dict(zip(CHANNELS[1:], COUNTRIES, strict=True))
+    for name, country in wanted.items():
+        taker = federation.clusters[name].channel(federation.clusters[name].names()[-1])
+        taker.register(SELECTED_TOPIC, f"country = '{country}'", start="earliest")
+    return wanted
+
+
 @pytest.mark.parametrize(
-    ("nodes", "rounds", "away_s"), [(2, 4, 1.0), pytest.param(4, 30, 20.0, marks=pytest.mark.soak)]
+    ("nodes", "rounds", "away_s"), [(2, 6, 1.0), pytest.param(4, 45, 20.0, marks=pytest.mark.soak)]
 )
-def test_gatekeepers_die_and_stop_and_every_row_is_everywhere_once_and_in_order(
+def test_gatekeepers_die_stop_and_are_cut_off_and_every_row_comes_once_and_in_order(
     tmp_path: Path, nodes: int, rounds: int, away_s: float
 ) -> None:
+    """Of imported topics at every node, of the selective one at its takers."""
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     rng = random.Random(seed)
     spec = write_mesh(tmp_path / "mesh.toml", nodes)
-    with running_federation(tmp_path / "federation", spec) as federation:
+    with running_federation(tmp_path / "federation", spec) as (federation, gates):
+        wanted = want_countries(federation)
+        selected = SelectedPublisher(federation.clusters[CHANNELS[0]].channel("n2"), seed, pace_s=0.25)
         publishers = [
             KeyedPublisher(f"of-{name}", federation.clusters[name].channel("n2"), seed + at, pace_s=0.25)
             for at, name in enumerate(CHANNELS)
         ]
-        with publishing(*publishers):
+        with publishing(selected, *publishers):
             for at in range(rounds):
-                name = CHANNELS[at % len(CHANNELS)]
-                cluster, victim = federation.clusters[name], rng.choice(["n1", "n2"])
-                if at % 2:
-                    with paused(cluster, victim):
-                        time.sleep(away_s)  # the fault lasts: nothing to wait for
-                else:
+                name, number = CHANNELS[at % len(CHANNELS)], rng.choice([1, 2])
+                cluster, victim = federation.clusters[name], f"n{number}"
+                if at % 3 == 0:
                     cluster.kill(victim)
                     cluster.start(victim)
-            for publisher in publishers:
+                    continue
+                away = paused(cluster, victim) if at % 3 == 1 else gates.cut(federation.gates[name][number - 1])
+                with away:
+                    time.sleep(away_s)  # the fault lasts: nothing to wait for
+            for publisher in (selected, *publishers):
                 publisher.wait_for_more(1)
-        for at, name in enumerate(CHANNELS):
-            topic = f"of-{name}"
-            there = frontier(federation, name, "n2", topic)
-            assert sum(there.values()) - len(there) == publishers[at].rows
-            for other, cluster in federation.clusters.items():
-                for node in cluster.names():
-                    until(
-                        lambda other=other, node=node, topic=topic, there=there: (  # type: ignore[misc]
-                            frontier(federation, other, node, topic) == there
-                        ),
-                        f"{topic} at {node} of {other}",
-                        2 * TIMEOUT_S,
-                    )
-                    rows = cluster.channel(node).read(topic)
-                    for origin, end in there.items():
-                        sequences = [
-                            sequence
-                            for sequence, of in zip(
-                                rows["_sequence"].to_pylist(), rows["_origin"].to_pylist(), strict=True
-                            )
-                            if of == origin
-                        ]
-                        assert sequences == list(range(1, end))
-        print({each.topic: (each.rows, each.repeats) for each in publishers}, "rows, repeats")
+        for publisher, name in zip(publishers, CHANNELS, strict=True):
+            comes_everywhere(federation, name, publisher)
+        for name, country in wanted.items():
+            taker = federation.clusters[name].channel(federation.clusters[name].names()[-1])
+            comes_to(taker, country, selected)
+        print({each.topic: (each.rows, each.repeats) for each in (selected, *publishers)}, "rows, repeats")
+
+
+def comes_everywhere(federation: LocalFederation, name: str, publisher: KeyedPublisher) -> None:
+    """What was published at a channel is at every node of all, once and in order."""
+    topic = publisher.topic
+    there = frontier(federation, name, "n2", topic)
+    assert sum(there.values()) - len(there) == publisher.rows
+    for other, cluster in federation.clusters.items():
+        for node in cluster.names():
+            until(
+                lambda other=other, node=node: frontier(federation, other, node, topic) == there,  # type: ignore[misc]
+                f"{topic} at {node} of {other}",
+                2 * TIMEOUT_S,
+            )
+            rows = cluster.channel(node).read(topic)
+            for origin, end in there.items():
+                found = zip(rows["_sequence"].to_pylist(), rows["_origin"].to_pylist(), strict=True)
+                assert [sequence for sequence, of in found if of == origin] == list(range(1, end))
+
+
+def comes_to(taker: Channel, country: str, publisher: SelectedPublisher) -> None:
+    """A taker has the rows that it wants, once and in order, and its node covers all of them."""
+    where, end = f"country = '{country}'", publisher.acknowledged[-1].next
+    until(
+        lambda: end in taker.frontier(SELECTED_TOPIC, where=where).get(SELECTED_TOPIC, {}).values(),
+        f"rows of {country} are covered up to {end}",
+        2 * TIMEOUT_S,
+    )
+    rows = taker.read(SELECTED_TOPIC, where=where)
+    assert rows["number"].to_pylist() == publisher.wanted(country)
 
 
 def test_the_command_makes_a_federation_and_shows_its_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,5 +115,5 @@ def gateway(channel: str, **rules: Any) -> GatewayConfig:
     return GatewayConfig(channel=f"m4cast/{channel}", **rules)
 
 
-def gates(*gateways: GatewayConfig, **settings: Any) -> FederationConfig:
-    return FederationConfig(listen="127.0.0.1:0", gateways=gateways, **settings)
+def gates(*gateways: GatewayConfig, listen: str = "127.0.0.1:0", **settings: Any) -> FederationConfig:
+    return FederationConfig(listen=listen, gateways=gateways, **settings)
