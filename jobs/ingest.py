@@ -3,13 +3,13 @@
     m4cast ingest --node 127.0.0.1:7501 --topic orders --tables /data/m4cast
     m4cast ingest --node 127.0.0.1:7501 --tables /data/m4cast --continuous
 
-The table `events/<topic>` has the topic's own columns and types. Two engines can fill events tables: `direct`, one
-query for all topics, whose tasks write the tables' files themselves (`m4cast.jobs.direct`), and `spark`, Delta's
-streaming sink in a query for each topic. Another query fills `deliveries`; `roster` and `interest` are merged
-periodically. Queries write their id and the micro-batch number in the same commit as the rows and ignore a number that
-the table already has: with a source that returns equal rows for equal offsets, this is exactly once. What a micro-batch
-has of a topic is one commit, and continues each stream, so the rows of a stream in a table have no holes. A query whose
-checkpoint is lost continues after the rows in its tables.
+The table `events/<topic>` has the topic's own columns and types. Two engines can fill events tables and `deliveries`:
+`direct`, whose tasks write the tables' files themselves, those of all topics in one query (`m4cast.jobs.direct`), and
+`spark`, Delta's streaming sink in a query for each table. `roster` and `interest` are merged periodically. Queries
+write their id and the micro-batch number in the same commit as the rows and ignore a number that the table already has:
+with a source that returns equal rows for equal offsets, this is exactly once. What a micro-batch has of a topic is one
+commit, and continues each stream, so the rows of a stream in a table have no holes. A query whose checkpoint is lost
+continues after the rows in its tables.
 
 In raw mode (`--raw`), batches are decoded here, and those whose rows do not fit become dead letters: one query fills
 two tables, so it writes the numbers itself (`txnAppId`, `txnVersion`). See `m4cast.jobs.feeds.dead_letters`.
@@ -76,7 +76,7 @@ class Ingest:
     options: dict[str, str] = field(default_factory=dict)
     """More options of the source."""
     engine: Engine | None = None
-    """The engine that writes events tables; None: `direct` where it is possible, otherwise `spark`."""
+    """The engine that writes events tables and `deliveries`; None: `direct` where it is possible, otherwise `spark`."""
 
     @property
     def checkpoints(self) -> str:
@@ -202,7 +202,7 @@ def _filled(state: FeedState, choice: "EngineChoice | None") -> Filled:
 @click.option(
     "--engine",
     type=click.Choice(ENGINES),
-    help="What writes events tables: tasks in Python (direct) or Spark. By default direct, where it is possible.",
+    help="What writes events and deliveries: tasks in Python (direct) or Spark. By default direct, where possible.",
 )
 @click.option("--replay", is_flag=True, help="Only retry dead letters; needs no node.")
 @options.pairs_option("--option", "others", help="An option of the source (see docs/SPARK.md).")

@@ -103,8 +103,9 @@ def _rows_per_s(log: Path) -> float:
         adds = [json.loads(line)["add"] for line in path.read_text().splitlines() if line.startswith('{"add"')]
         if adds:
             commits.append((path.stat().st_mtime, sum(json.loads(add["stats"])["numRecords"] for add in adds)))
-    assert len(commits) == MICRO_BATCHES
-    return sum(rows for _, rows in commits[1:]) / (commits[-1][0] - commits[0][0])
+    assert len(commits) >= MICRO_BATCHES
+    full = commits[:MICRO_BATCHES]  # Kafka's limit goes by partitions, so a few rows may come after them
+    return sum(rows for _, rows in full[1:]) / (full[-1][0] - full[0][0])
 
 
 def _whole_run(bench: Bench, done: Comparison, rows: int) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,15 @@ def layout_of(
 
 def batch_of(columns: StructType, rows: list[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema=arrow_schema(columns))
+
+
+@pytest.mark.parametrize(("codec", "written"), [("zstd", "ZSTD"), ("lz4_raw", "LZ4"), ("uncompressed", "UNCOMPRESSED")])
+def test_files_are_compressed_as_spark_is_set_to(tmp_path: Path, codec: str, written: str) -> None:
+    layout = replace(layout_of(tmp_path), codec=codec)
+    (file,) = written_files(layout, [batch_of(COLUMNS, [{"id": 1}])])
+    metadata = pq.read_metadata(tmp_path / file.name)
+    assert {metadata.row_group(0).column(at).compression for at in range(metadata.num_columns)} == {written}
+    assert file.name.endswith(f".{codec}.parquet")
 
 
 def test_files_have_the_names_and_ids_of_the_table(tmp_path: Path) -> None:
