@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 
 from m4cast.overlay.door.admin.status import Sample, samples_of, unready_of
 from m4cast.overlay.door.call_counts import CallCounts
+from m4cast.overlay.door.http.gateways import gateway_samples
 from m4cast.overlay.door.node_handle import NodeHandle
 from m4cast.overlay.histogram import Histogram
 from m4cast.overlay.net.driver import Driver, Shown
@@ -137,7 +138,19 @@ FAMILIES: dict[str, Family] = {
     "m4cast_store_oldest_row_timestamp_seconds": Family("gauge", "When the oldest retained row was published."),
     "m4cast_topic_rows_total": Family("counter", "Rows of the topic that were delivered or skipped here.", ("topic",)),
     "m4cast_topic_stored_bytes": Family("gauge", "Bytes of the topic's batches in the store.", ("topic",)),
+    # ---- gateways, of a gatekeeper
+    "m4cast_gateway_units": Family("gauge", "Other units that this gatekeeper knows."),
+    "m4cast_gateway_unreached_units": Family("gauge", "Units of these to which no gateway leads at the moment."),
+    "m4cast_gateway_links": Family("gauge", "Links to gatekeepers of a channel that are up.", ("channel",)),
+    "m4cast_gateway_sent_rows_total": Family("counter", "Rows sent to a channel by links that are open.", ("channel",)),
+    "m4cast_gateway_sent_bytes_total": Family("counter", "Bytes sent over these, control included.", ("channel",)),
+    "m4cast_gateway_received_bytes_total": Family("counter", "Bytes received over these.", ("channel",)),
+    "m4cast_gateway_withheld_total": Family("counter", "Batches that a rule kept from a channel.", ("channel",)),
+    "m4cast_gateway_queued_bytes": Family("gauge", "Bytes that wait to be sent to a channel.", ("channel",)),
+    "m4cast_gateway_open_batches": Family("gauge", "Batches that other units have not all acknowledged yet."),
     # ---- clients
+    "m4cast_clients": Family("gauge", "Clients with a key that are attached to this node, connected or not."),
+    "m4cast_clients_uncovered": Family("gauge", "Clients of these some of whose rows are not here yet."),
     "m4cast_readers": Family("gauge", "Named readers."),
     "m4cast_reader_lag_rows": Family("gauge", "Rows at this node that the reader has not read.", ("reader",)),
     "m4cast_reader_lease_seconds": Family(
@@ -237,6 +250,9 @@ class NodeCollector(Collector):
                 ("m4cast_loop_delay_seconds", (), delay_s),
                 ("m4cast_loop_inputs", (), inputs),
                 ("m4cast_refused_by_others_total", (), tally.happenings["was-refused"]),
+                ("m4cast_clients", (), len(node.interest.clients.rows)),
+                ("m4cast_clients_uncovered", (), sum(not row.covered for row in node.interest.clients.rows.values())),
+                *gateway_samples(self._driver.network.federation()),
                 *_by_label("m4cast_refused_total", self._driver.refused),
                 *_by_label("m4cast_happenings_total", tally.happenings),
                 *_by_label("m4cast_skips_total", tally.skips),
