@@ -99,7 +99,7 @@ class Client(ClientResources, ClientMail):
         """The access point that it is connected to; None: it is not."""
         self.connection = 0
         self.version = 0
-        """Of a member of a group: the version of the group's positions that it has learned."""
+        """The version of the group's positions that a member of a group has learned."""
         self.waiting_max = 0
         """The number of rows from its position on when it connected, whether they match or not."""
 

@@ -47,7 +47,7 @@ def parse_retention(fields: Fields) -> TopicRetention:
 
 @dataclass(frozen=True, slots=True)
 class TopicSummaries:
-    """Which columns of a topic are summarised. None: `auto`; none of them: `off`."""
+    """The columns of a topic that are summarised. None: `auto`; none of them: `off`."""
 
     topic: str
     columns: tuple[ColumnPath, ...] | None

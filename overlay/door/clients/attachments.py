@@ -295,7 +295,7 @@ class ClientAdmin(ManyClients):
             raise Refusal("regrouped", f"members of group {attached.key!r} came or went: share its streams anew")
 
     def shared(self, attached: ClientReader) -> Owns | None:
-        """Which streams a member of a group may read; None: it is none."""
+        """Return the streams that a member of a group may read; None if it is no member."""
         return self._groups.owns(attached) if attached.key in self._groups else None
 
     def until_over(self, attached: ClientReader, pieces: Iterator[Any]) -> Iterator[Any]:

@@ -100,7 +100,8 @@ class GroupShares:
             return group is not None and name is not None and not group.is_current(attached.version)
 
     def owns(self, attached: ClientReader) -> Owns:
-        """Which streams are this member's, at any time, in a read that began from the positions of its version."""
+        """Return the test that tells which streams are this member's, at any time, in a read that began from the
+        positions of its version."""
 
         def may_read(stream: StreamId) -> bool:
             with self._lock:

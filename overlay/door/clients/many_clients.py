@@ -183,7 +183,7 @@ class ManyClients:
         return {"profiles": shown, "next": None}
 
     def _waiting(self, key: str) -> list[dict[str, object]] | None:
-        """What waits here for a client, by profile; None if it has just gone."""
+        """Return what waits here for a client, by profile; None if it has just gone."""
         kept = self._store.clients.get(key)
         if kept is None:
             return None
