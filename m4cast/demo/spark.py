@@ -161,9 +161,11 @@ class SparkDemo:
             if up.poll() is None:
                 up.kill()
                 up.communicate()
-            if spark is not None and is_new:
-                spark.stop()
-            remove_units(folder)
+            try:
+                if spark is not None and is_new:
+                    spark.stop()  # it raises if a signal has ended the JVM, too
+            finally:
+                remove_units(folder)
 
     # ---- the play
 
