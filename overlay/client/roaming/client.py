@@ -239,7 +239,9 @@ class Client(ClientResources, ClientMail):
         """
         key = f"{self.key}/{name}"
         if "/" in self.key or not name:
-            raise LocalProtocolError(f"{key!r} is no device: give a name, to a client that is none itself")
+            raise LocalProtocolError(
+                f"{key!r} cannot be a device: call device() on a client that is not a device itself, with a name"
+            )
         is_new = next(self._at_access_point().clients(key), None) is None
         other = Client(self.channel, key=key, credential=self._credential, file=file, **settings)
         is_new = is_new and not other.memory.session

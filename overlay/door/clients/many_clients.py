@@ -204,7 +204,9 @@ class ManyClients:
         self._check_device(wish.key, wish.credential)
         with self._lock:
             if self._is_online(wish.key):
-                detail = f"client {wish.key!r} is connected, and its profiles are its own: subscribe there"
+                detail = (
+                    f"client {wish.key!r} is connected, so only its own process changes its profiles: subscribe there"
+                )
                 raise Refusal("client-connected", detail)
         kept = self._store.clients.get(wish.key)
         here = None if kept is None else state_of(json.loads(kept)["state"])
