@@ -72,7 +72,7 @@ _MODULES = {
     "StoreError": _ERRORS,
     "UnreachableError": _ERRORS,
 }
-"""Where each public name is defined."""
+"""The module that defines each public name."""
 
 
 if not TYPE_CHECKING:  # type checkers take the imports above, and so report a name that does not exist

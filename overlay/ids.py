@@ -51,7 +51,7 @@ def is_of_lineage(node_id: NodeId, other: NodeId) -> bool:
 
 
 def taken_at_s(node_id: NodeId) -> int:
-    """When an id that `heir_of` made was taken, in seconds."""
+    """Return the time at which an id that `heir_of` made was taken, in seconds."""
     return int.from_bytes(node_id[4:_LINEAGE_AT], "big")
 
 

@@ -47,7 +47,7 @@ class Receipt:
     position: str
     """The position that the commit moved the key `sink_id` to; in the frame of every batch that it published."""
     committed_at: datetime
-    """When the sink got the answer, by the driver's clock. A replayed micro-batch has a new time."""
+    """The time at which the sink got the answer, by the driver's clock. A replayed micro-batch has a new time."""
     streams: tuple[ReceiptStream, ...]
 
     @property

@@ -78,7 +78,8 @@ COVERED: tuple[tuple[str, Kind, ValueLimits, str], ...] = (
     ("previous_checksum", "text", CHECKSUM, "checksum of the stream's batch before it, 16 hex digits"),
     ("extensions", "bytes", ValueLimits(maxBytes=65_535), "additions by the origin, as they are in the batch"),
 )
-"""What the checksum of a batch covers besides its place and its rows: with these, its bytes can be rebuilt."""
+"""The fields that the checksum of a batch covers besides its place and its rows: with these, its bytes can be
+rebuilt."""
 KEPT = "null for a skip, and for a batch that the node kept no longer when the record was read"
 
 DELIVERY_RECORD = RecordDefinition(

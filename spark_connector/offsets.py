@@ -110,7 +110,7 @@ def skips_of(offset: dict[str, Any]) -> dict[StreamName, tuple[int, int]]:
 
 
 def after_skips(start: Frontier, skips: dict[StreamName, tuple[int, int]]) -> Frontier:
-    """Where reading begins, after the skipped rows."""
+    """The position at which reading begins, after the skipped rows."""
     positions = dict(streams_of(start))
     for stream, (_, until) in skips.items():
         positions[stream] = max(position(start, stream), until)

@@ -13,7 +13,7 @@ from m4cast.spark_connector.source_filter import LANGUAGES
 Use = Literal["read", "write", "both"]
 Read = Literal["rows", "raw", "table", "deliveries", "roster", "interest", "clients", "client"]
 READS: tuple[Read, ...] = ("rows", "raw", "table", "deliveries", "roster", "interest", "clients")
-"""What the option `read` may be; the option `client` stands for itself."""
+"""The values of the option `read`; the option `client` stands for itself."""
 CLIENT: tuple[Read, ...] = ("client",)
 ROWS: tuple[Read, ...] = ("rows",)
 TOPICS: tuple[Read, ...] = ("rows", "raw")

@@ -70,8 +70,8 @@ def _shade(share: float | None) -> str:
     if share is None:
         return "#80889044"
     if share >= 100:
-        return "#2e9e5b"
-    return "#e0a100" if share >= 99 else "#d67f45" if share >= 90 else "#d64545"
+        return "#0b7a4e"
+    return "#8f5400" if share >= 99 else "#a34a14" if share >= 90 else "#b92727"
 
 
 def curves(times: Sequence[datetime], series: dict[str, Sequence[float | None]], unit: str) -> str:

@@ -26,7 +26,7 @@ section { padding: 16px 18px; margin-top: 14px; }
 .chart { overflow: auto; max-width: 100%; max-height: 640px; }
 svg { font: 13px system-ui, sans-serif; display: block; max-width: none; }
 @media (min-width: 960px) { svg[aria-label$="curves"], svg[aria-label^="timeline"] {
-  width: min(100%, 1150px); height: auto; } }
+  width: 100%; height: auto; } }
 svg text { fill: var(--ink); } svg text.in { fill: #fff; font-size: 12px; }
 .grid { stroke: var(--soft); stroke-opacity: .3; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }

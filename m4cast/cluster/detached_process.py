@@ -109,7 +109,7 @@ def _boot_id() -> str:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When it started, in ticks since boot; None if there is no such process."""
+    """The start of the process, in ticks since boot; None if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

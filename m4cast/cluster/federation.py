@@ -264,7 +264,7 @@ class LocalFederation:
         return found
 
     def units(self, gatekeeper: str) -> dict[str, Any]:
-        """What NAME.NUMBER reports."""
+        """The report of the gatekeeper NAME.NUMBER."""
         name, number = _end(gatekeeper)
         if name not in self.clusters:
             raise M4castError(f"there is no channel {name!r}: there are {', '.join(self.clusters)}")

@@ -19,15 +19,15 @@ class NodeView:
 
     name: str
     door: str
-    """Where clients reach it."""
+    """The address at which clients reach it."""
     http: str
     listen: str
-    """Where other nodes reach it."""
+    """The address at which other nodes reach it."""
     pid: int | None
     state: str
     """As the node reports it (full, partial, seeking), or `silent` (it runs, but does not answer), or `down`."""
     web: str = ""
-    """Where clients reach it by HTTP and WebSocket."""
+    """The address at which clients reach it by HTTP and WebSocket."""
     status: dict[str, Any] = field(default_factory=dict)
     """The status that the node reports; empty if it did not answer."""
 

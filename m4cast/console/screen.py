@@ -1,4 +1,4 @@
-"""Where results are printed: tables as wide as the terminal, or as wide as they need to be in a file or a pipe."""
+"""Prints results: tables are as wide as the terminal, or as wide as they need to be in a file or a pipe."""
 
 import json
 import sys

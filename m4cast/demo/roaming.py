@@ -48,7 +48,7 @@ class RoamingShop:
         return sorted(self._places) == sorted(places)
 
     def _take(self) -> None:
-        """What there is now: more is published meanwhile."""
+        """Take what is there now: more is published meanwhile."""
         assert self._client.node is not None
         there = self._client.channel.at(self._client.node).frontier(self._topic).get(self._topic, {})
         for rows in self._client.notifications(idle_s=IDLE_S):

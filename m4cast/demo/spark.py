@@ -49,6 +49,8 @@ INGEST_EVERY_S = 2.0
 ACKS = 1
 START_TIMEOUT_S = 120.0
 ARRIVE_TIMEOUT_S = 120.0
+INGEST_TIMEOUT_S = 300.0
+"""The first micro-batch of a busy machine takes minutes."""
 POLL_S = 0.2
 FILTER = "item = 'tea' AND pieces >= 5"
 MARK = "demo.json"
@@ -159,9 +161,11 @@ class SparkDemo:
             if up.poll() is None:
                 up.kill()
                 up.communicate()
-            if spark is not None and is_new:
-                spark.stop()
-            remove_units(folder)
+            try:
+                if spark is not None and is_new:
+                    spark.stop()  # it raises if a signal has ended the JVM, too
+            finally:
+                remove_units(folder)
 
     # ---- the play
 
@@ -233,8 +237,10 @@ class SparkDemo:
                 ingesting.check()
 
         states = self.narrator.scene.states
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not ingesting.rows and time.monotonic() < deadline:
+        deadline = time.monotonic() + INGEST_TIMEOUT_S
+        while not ingesting.rows:
+            if time.monotonic() > deadline:
+                raise M4castError(f"no row was in Delta after {INGEST_TIMEOUT_S:g} s: is this machine busy?")
             wait(POLL_S)
         self.narrator.say("the first rows are in Delta", "green")
         roamer = RoamingShop(cluster, cast.killed, "orders", "pieces >= 6")

@@ -44,7 +44,7 @@ class Block(Protocol):
 
     @property
     def until(self) -> str:
-        """Where it ends in the input, for people; empty if that has no name."""
+        """The place in the input at which it ends, for people; empty if the input has no name."""
 
     def table(self) -> pa.Table:
         """Its rows. Can be called again after other types have been learned."""

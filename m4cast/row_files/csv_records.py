@@ -95,7 +95,7 @@ def _csv_line(values: Sequence[str]) -> bytes:
 
 
 def _whole_records(text: bytearray) -> int:
-    """Where the last complete record ends. A line end after an odd number of quotes is inside a value."""
+    """Return the end of the last complete record. A line end after an odd number of quotes is inside a value."""
     end = text.rfind(b"\n") + 1
     if text.count(b'"', 0, end) % 2 == 0:
         return end

@@ -75,7 +75,7 @@ GATEWAYS = Allowed(
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """What may cross between this channel and another one, and how the other one is reached."""
+    """The topics that may cross between this channel and another one, and the address of the other one."""
 
     channel: str = setting(
         ANY_CHANNEL,

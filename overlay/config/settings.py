@@ -127,7 +127,7 @@ def port_ranges(value: str) -> list[range]:
             raise ValueError(f"{part!r} is neither a port nor a range of ports")
         first, last = int(match[1]), int(match[2] or match[1])
         if first > last or last > 65_535 or (ranges and first < ranges[-1].stop):
-            raise ValueError(f"{part!r} is not above the ports before it, up to 65535")
+            raise ValueError(f"{part!r} must be above the ports before it, and at most 65535")
         ranges.append(range(first, last + 1))
     return ranges
 

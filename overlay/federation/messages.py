@@ -256,7 +256,8 @@ class Charge(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Which attempt at a charge a copy is: unique, since each node counts its own. The highest is carried out."""
+    """The attempt at a charge that a copy belongs to: unique, since each node counts its own. The highest is carried
+    out."""
 
     attempt: int
     node: UnitId

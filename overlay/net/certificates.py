@@ -255,7 +255,7 @@ def _names(certificate: x509.Certificate) -> tuple[Kind, str, tuple[str, ...]]:
 
 
 def is_issued_by(certificate: bytes, authorities: Path) -> bool:
-    """Whether a certificate, in DER, was signed by one of the authorities in a file."""
+    """True if a certificate, in DER, was signed by one of the authorities in a file."""
     signed = x509.load_der_x509_certificate(certificate)
     for authority in x509.load_pem_x509_certificates(authorities.read_bytes()):
         try:

@@ -62,7 +62,7 @@ class NodeNetwork:
         self.tls = tls_of(config)
         """The node's certificates; None for a node without."""
         self.federation: Callable[[], dict[str, Any]] = dict
-        """What the gatekeeper beside this node reports; nothing if there is none."""
+        """The report of the gatekeeper beside this node; empty if there is none."""
         self._sink = sink
         self._flush_later = flush_later
         self._refusals = refusals

@@ -133,7 +133,7 @@ class ProfileGraph(Generic[Unit]):
 
 
 class _Frontier:
-    """Which changes of one origin have been applied: all before `next`, and some beyond."""
+    """The changes of one origin that have been applied: all before `next`, and some beyond."""
 
     def __init__(self) -> None:
         self._next = 0

@@ -262,7 +262,7 @@ def _reaches(summary: Summary, types: Types) -> dict[ColumnRef, tuple[int, int]]
 
 
 def _possible(column: ColumnRef, codes: Codes, summary: Summary, types: Types) -> Mask | None:
-    """Which of the values that profiles ask for the batch may have, None if nothing is known."""
+    """Return those of the values that profiles ask for that the batch may have; None if nothing is known."""
     known: ColumnSummary | None = summary.columns.get(column.path)
     type_ = types[column]
     if known is None or type_ is None or column.is_lowered or known.kind is not kind_of(type_):

@@ -67,7 +67,7 @@ def _float_lane(numbers: npt.NDArray[Any]) -> Lane:
 
 
 def point_in(type_: pa.DataType, each: Value) -> int | None:
-    """Where a value is in the lane of this type, None if no column of the type holds it."""
+    """Return the place of a value in the lane of this type; None if no column of the type holds it."""
     if isinstance(each, tuple):
         return _float_point(each)
     if isinstance(each, bool):
@@ -162,7 +162,8 @@ class Codes:
 
 
 class Places:
-    """Where each of some distinct numbers is among them: by a table if they lie close together, else by search."""
+    """Return the place of each of some distinct numbers among them: by a table if they lie close together, else by
+    search."""
 
     def __init__(self, numbers: Lane) -> None:
         self._least = int(numbers.min()) if len(numbers) else 0

@@ -94,7 +94,7 @@ def shape_of(pattern: str) -> Shape:
 
 
 def like_mask(column: pa.Array, pattern: str) -> Mask:
-    """Which texts (or bytes) match; a null does not. Cost: one pass over the text.
+    """Find the texts (or bytes) that match; a null does not. Cost: one pass over the text.
 
     Bytes are compared with the UTF-8 of the pattern; where a character has to be told from a byte (`_`, several `%`),
     they are decoded, and what is not UTF-8 does not match.
@@ -159,7 +159,7 @@ def words_of(text: str) -> list[str]:
 
 
 def words_mask(column: pa.Array, words: tuple[str, ...], *, is_any: bool) -> Mask:
-    """Which texts (or bytes that are UTF-8) hold all (any) of the words; a null holds none.
+    """Find the texts (or bytes that are UTF-8) that hold all (any) of the words; a null holds none.
 
     Cost: a substring search per word, then a look at each text that may hold them: those that are not ASCII, where
     casefolding may change letters, and those in which the letters were found.
@@ -177,7 +177,8 @@ def words_mask(column: pa.Array, words: tuple[str, ...], *, is_any: bool) -> Mas
 
 
 def _may_hold(column: pa.Array, words: tuple[str, ...], *, is_any: bool) -> Mask:
-    """Which ASCII texts may hold the words, by their letters. A few searches at most, whatever a stranger asks for."""
+    """Find the ASCII texts that may hold the words, by their letters. A few searches at most, whatever a stranger asks
+    for."""
     letters = [word for word in words if word.isascii()]  # an ASCII text holds no others
     if not is_any and len(letters) < len(words):
         return np.zeros(len(column), dtype=bool)

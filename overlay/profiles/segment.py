@@ -182,7 +182,7 @@ class EqualityGroup:
         self.tests = _tests(entries, np.array(owners, dtype=np.int64)[order])
 
     def reached(self, batch: BatchLanes) -> Pairs:
-        """Which rows reach which entries."""
+        """Find the rows that reach each entry."""
         rows: Lane | None = None
         joined = np.zeros(0, np.int64)
         for column, (size, places) in zip(self.columns, self._steps, strict=True):
@@ -231,7 +231,7 @@ class IntervalGroup:
         self.tests = _tests(entries, np.arange(len(entries)))
 
     def reached(self, batch: BatchLanes) -> Pairs:
-        """Which rows reach which entries."""
+        """Find the rows that reach each entry."""
         cells = np.searchsorted(self._ends, batch.lane(self.column), side="right") - 1
         valid = batch.valid(self.column)
         rows = np.flatnonzero(cells >= 0 if valid is None else (cells >= 0) & valid)

@@ -235,7 +235,7 @@ class _StreamCheck:
         self._batches = 0
         self._bytes = 0
         self._low = 0
-        """Where the check began."""
+        """The place at which the check began."""
 
     def run(self, read: Read) -> None:
         done = False

@@ -78,7 +78,8 @@ class Log:
         self.counters = counters_of(read_fact(COUNTERS, tables, txn))
         self.streams = read_streams(tables, txn)
         self.oldest: dict[StreamId, tuple[int, int]] = {}
-        """When the first batch that is kept of a stream was published and received, where retention has read it."""
+        """The times at which the first kept batch of a stream was published and received, where retention has read
+        it."""
         self._changed: dict[StreamId, StreamRecord] = {}
         self._counted = False
 
@@ -373,7 +374,7 @@ def recover(tables: Tables, txn: Txn) -> Recovered:
 
 
 def _last_published_ms(stream: StreamId, record: StreamRecord, tables: Tables, txn: Txn) -> int:
-    """When the last batch of an own stream was published; 0 if that is no longer known."""
+    """Return the time at which the last batch of an own stream was published; 0 if that is no longer known."""
     last = last_entry(record.number, tables, txn)
     if last is not None:
         return last.published_at_ms

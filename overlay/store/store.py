@@ -389,8 +389,8 @@ class Store:
             return before if before is not None and sequence < before[1] else after
 
     def schema_runs(self, stream: StreamId, first: int, next_sequence: int) -> list[tuple[int, int]]:
-        """Where the schema changes among the batches that begin in `first .. next_sequence - 1`: first sequence and
-        schema id of each run. Reads heads only, about 2 us each."""
+        """Find the places at which the schema changes among the batches that begin in `first .. next_sequence - 1`:
+        first sequence and schema id of each run. Reads heads only, about 2 us each."""
         runs: list[tuple[int, int]] = []
         with self._read() as txn, txn.cursor(self._tables[LOG]) as cursor:
             value = txn.get(stream_key(stream), db=self._tables[STREAMS])
@@ -464,7 +464,7 @@ class Store:
         return self._writer.queued_bytes
 
     def oldest_ms(self) -> int | None:
-        """When the oldest row that is kept was published; None if there is none. About 3 us for each stream."""
+        """Return when the oldest kept row was published; None if there is none. About 3 us for each stream."""
         with self._read() as txn:
             return oldest_published_ms(self._tables, txn)
 

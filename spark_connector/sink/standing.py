@@ -1,4 +1,5 @@
-"""Where a sink stands: the node at which its key was moved last, whatever the present order of `nodes`.
+"""Finds the place at which a sink stands: the node at which its key was moved last, whatever the present order of
+`nodes`.
 
 A sink publishes through the first of its nodes, which stores its key. With `nodes` in another order, a micro-batch that
 was published through another node must not be published again, so the key has one home:
@@ -51,7 +52,7 @@ class Standing:
 
 
 def home_of(channel: "Channel", key: str, here: Standing, query_id: str) -> Standing:
-    """Where the key stands. `here` is the first node's answer."""
+    """Return the position of the key. `here` is the first node's answer."""
     if here.is_live and _left.get(key) == (here.node, here.stored):
         return here
     others = []

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class NotifiedRows:
     wanted: "ProfileRows"
-    """Of one topic."""
+    """The rows of one topic."""
 
     def read(self, channel: "Channel", topic: str, start: Frontier, end: Frontier, *, skips: bool) -> "RangeReader":
         from m4cast.overlay.client.roaming.planned import read_wanted

@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("m4cast.spark")
 
 SAVE_S = 1.0
-"""How often the position is saved at the access point while it moves. Lower: rows are let go sooner, more writes."""
+"""The interval at which the position is saved at the access point while it moves. Lower: rows are let go sooner, more
+writes."""
 SHOWN_S = 10.0
-"""How often it is saved while it does not move, so that the client counts as connected."""
+"""The interval at which it is saved while it does not move, so that the client counts as connected."""
 
 
 class ClientStream(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -65,7 +65,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._lease: ReaderLease | None = None
         self._checked_lows_at = 0.0
         self._given_at = 0.0
-        """When the last micro-batch was planned, or the first one could have been."""
+        """The time at which the last micro-batch was planned, or the first one could have been."""
 
     def initialOffset(self) -> dict[str, Any]:
         if self._options.wait_active is not None:

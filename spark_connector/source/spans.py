@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("m4cast.spark")
 
 RowChoice = SourceFilter | NotifiedRows | None
-"""Which rows of a span are read; None: all."""
+"""The rows of a span that are read; None: all."""
 COMBINED_ROWS = 16_384
 """Record batches are combined up to this size. Lower: more of them; higher: more copying. Guess."""
 

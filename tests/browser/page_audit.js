@@ -10,6 +10,8 @@
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
   };
   const ground = (element) => {
+    const before = element instanceof SVGElement ? element.previousElementSibling : null;
+    if (before?.tagName === "rect" && element.classList.contains("in")) return parsed(getComputedStyle(before).fill); // a text in a cell
     for (let at = element; at; at = at.parentElement) {
       const colour = parsed(getComputedStyle(at).backgroundColor);
       if (colour.alpha > 0.99) return colour;

@@ -56,6 +56,20 @@ def findings() -> Findings:
         dict(Counter(row["status"] for row in audited.values())),
         sorted(gaps, key=lambda row: (row["node_id"], row["first"])),
         [membership.as_row(0) for membership in made.roster],
+        interest=[
+            {
+                "node": node,
+                "topic": "orders",
+                "condition": condition,
+                "owner": owner,
+                "epoch": epoch,
+                "from_at": BEGIN + timedelta(minutes=epoch),
+                "until_at": BEGIN + timedelta(minutes=30) if owner else None,
+            }
+            for epoch, (node, condition, owner) in enumerate(
+                [("n1", "", ""), ("n2", "price > 100", "warehouse"), ("n3", "country = 'NL'", "shop-7")], start=3
+            )
+        ],
     )
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
+from rich.console import Console
 
 from m4cast.cli import main
 from m4cast.cli.trials.demo import next_commands
+from m4cast.demo.display import Narrator
 from m4cast.demo.outcome import DemoOutcome, NodeOutcome
-from m4cast.demo.spark import MARK, NODES_MIN, Cast, make_folder
+from m4cast.demo.spark import MARK, NODES_MIN, Cast, SparkDemo, make_folder
 from m4cast.overlay.errors import M4castError
 from tests.demo.test_quick import processes_in
 
@@ -63,6 +65,22 @@ def test_every_part_has_a_node_of_its_own(count: int) -> None:
     names = [f"n{number + 1}" for number in range(count)]
     cast = Cast.of(names, ["Warsaw", "Lisbon"])
     assert len({*cast.publishing, cast.ingesting, cast.killed, cast.paused}) == 5
+
+
+class EndedSession:
+    """A session whose JVM was ended by the signal that ended the demo."""
+
+    def stop(self) -> None:
+        raise ConnectionRefusedError("the JVM is gone")
+
+
+def test_no_node_is_left_when_spark_cannot_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("m4cast.jobs.session.job_session", lambda *_, **__: EndedSession())
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    demo = SparkDemo(tmp_path, 1, 1, 1, 7, Narrator(Console(quiet=True)))
+    with pytest.raises(ConnectionRefusedError), demo._units() as (cluster, partner, _):
+        assert len(cluster.running()) == 1 and len(partner.running()) == 2
+    assert processes_in(tmp_path) == []
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ MATCHING = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 class Walkthrough:
     """`names` are available to the Python snippets; `replace` maps texts of the page to what is used instead; commands
-    run in `working`, or in a new folder."""
+    run in `working`, or in a new folder, with the m4cast of `python`."""
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class Walkthrough:
         names: Mapping[str, Any] | None = None,
         replace: Mapping[str, str] | None = None,
         working: Path | None = None,
+        python: Path = Path(sys.executable),
     ) -> None:
         self.folder = folder
         self.names: dict[str, Any] = dict(names or {})
@@ -49,7 +50,7 @@ class Walkthrough:
         self._replace = dict(replace or {})
         self._environment = {
             **os.environ,
-            "PATH": f"{_commands(folder)}:{os.environ['PATH']}",
+            "PATH": f"{_commands(folder, python)}:{os.environ['PATH']}",
             "COLUMNS": "160",
             "TERM": "dumb",
         }
@@ -135,13 +136,13 @@ class Walkthrough:
             os.environ.update(kept)
 
 
-def _commands(folder: Path) -> Path:
-    """A folder with this checkout's `m4cast` and `python`, whatever is installed."""
+def _commands(folder: Path, python: Path) -> Path:
+    """A folder with this Python and its `m4cast`, whatever else is installed."""
     commands = folder / "bin"
     commands.mkdir(parents=True)
     for name, words in {"m4cast": "-m m4cast", "python": ""}.items():
         script = commands / name
-        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {words} "$@"\n', encoding="utf-8")
+        script.write_text(f'#!/bin/sh\nexec {shlex.quote(str(python))} {words} "$@"\n', encoding="utf-8")
         script.chmod(0o755)
     return commands
 

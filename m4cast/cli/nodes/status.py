@@ -147,7 +147,7 @@ def route(channel: Channel, start: str, end: str, as_json: bool) -> None:
     if as_json:
         print_json({"route": names, "hops": len(names) - 1 if names else None})
     elif not names:
-        raise M4castError(f"there is no way from {start!r} to {end!r}: the graph is in pieces (m4cast topology)")
+        raise M4castError(f"no path leads from {start!r} to {end!r}: the graph is in pieces, see `m4cast topology`")
     else:
         click.echo(f"{' -> '.join(names)} ({count_of(len(names) - 1, 'hop')})")
 

@@ -139,7 +139,7 @@ class Publication:
         self._has_asked = False
         self.rows = 0
         self.until = ""
-        """Where in the input the published rows end."""
+        """The place in the input at which the published rows end."""
         self._under_way = 0
         """Rows that were sent and are not acknowledged yet."""
         self.ranges: list[RowRange] = []

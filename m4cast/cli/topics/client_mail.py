@@ -21,7 +21,7 @@ from m4cast.overlay.errors import LocalProtocolError
 from m4cast.schemas.json_text import json_of
 
 LOOK_S = 0.5
-"""How often a chat looks for what was typed."""
+"""The interval at which a chat looks for what was typed."""
 topic_option = click.option("--topic", default="resources", show_default=True, help="Table in which files are offered.")
 folder_option = click.option(
     "--folder",

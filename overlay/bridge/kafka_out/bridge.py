@@ -69,7 +69,7 @@ class KafkaOut:
         self._kept: tuple[Frontier, list[str]] | None = None
         """The frontier and the topics of the last lease."""
         self._first: Frontier | None = None
-        """Where this bridge began, if it had carried nothing before."""
+        """The position at which this bridge began, if it had carried nothing before."""
         self._left_out: set[str] = set()
         """Topics whose names Kafka does not allow, and were logged as such."""
         self._looked_at = 0.0
@@ -144,8 +144,8 @@ class KafkaOut:
                 frontier = self._carry_topics(frontier, topics, subscription)
 
     def _beginning(self) -> Frontier:
-        """Where a bridge begins that has carried nothing. "latest" is committed at once, so that a bridge that ends
-        before its first row continues from there."""
+        """Return the position at which a bridge begins that has carried nothing. "latest" is committed at once, so that
+        a bridge that ends before its first row continues from there."""
         if self._settings.start == "earliest":
             return {}
         if self._first is None:

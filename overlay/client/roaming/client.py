@@ -104,7 +104,7 @@ class Client(ClientResources, ClientMail):
         """The access point that it is connected to; None: it is not."""
         self.connection = 0
         self.version = 0
-        """Of a member of a group: the version of the group's positions that it has learned."""
+        """The version of the group's positions that a member of a group has learned."""
         self.waiting_max = 0
         """The number of rows from its position on when it connected, whether they match or not."""
 
@@ -244,7 +244,9 @@ class Client(ClientResources, ClientMail):
         """
         key = f"{self.key}/{name}"
         if "/" in self.key or not name:
-            raise LocalProtocolError(f"{key!r} is no device: give a name, to a client that is none itself")
+            raise LocalProtocolError(
+                f"{key!r} cannot be a device: call device() on a client that is not a device itself, with a name"
+            )
         is_new = next(self._at_access_point().clients(key), None) is None
         other = Client(self.channel, key=key, credential=self._credential, file=file, **settings)
         is_new = is_new and not other.memory.session

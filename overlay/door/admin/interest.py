@@ -166,7 +166,7 @@ class InterestAdmin:
         return {"id": each, "removed": known}
 
     def active(self, asked: ActiveQuestion, caller: Caller) -> dict[str, object]:
-        """Which nodes have confirmed that they know of a registration of this client."""
+        """Return the nodes that have confirmed a registration of this client."""
         caller.rights.require_topics("subscribe", (asked.wish.topic,))
         each = f"{caller.name}/{asked.wish.name}"
         found = activity(self._node, each, asked.wait_ms, self._timeout_s, caller, system=asked.system)

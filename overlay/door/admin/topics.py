@@ -47,7 +47,7 @@ def parse_retention(fields: Fields) -> TopicRetention:
 
 @dataclass(frozen=True, slots=True)
 class TopicSummaries:
-    """Which columns of a topic are summarised. None: `auto`; none of them: `off`."""
+    """The columns of a topic that are summarised. None: `auto`; none of them: `off`."""
 
     topic: str
     columns: tuple[ColumnPath, ...] | None
@@ -93,7 +93,7 @@ class TopicSetup:
 def parse_setup(fields: Fields) -> TopicSetup:
     spread = fields.text("spread", "selective")
     if spread != "selective":
-        raise bad_request(f"spread is {spread!r}: only selective topics are created, others begin with their first row")
+        raise bad_request(f"spread is {spread!r}: must be selective; broadcast topics begin with their first row")
     route_by = fields.get("route_by", [])
     if not isinstance(route_by, list) or len(route_by) > ROUTE_BY_MAX or not all(map(_is_column, route_by)):
         raise bad_request(f"route_by must be a list of at most {ROUTE_BY_MAX} columns without commas")

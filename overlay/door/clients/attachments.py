@@ -303,7 +303,7 @@ class ClientAdmin(ManyClients):
             raise Refusal("regrouped", f"members of group {attached.key!r} came or went: share its streams anew")
 
     def shared(self, attached: ClientReader) -> Owns | None:
-        """Which streams a member of a group may read; None: it is none."""
+        """Return the streams that a member of a group may read; None if it is no member."""
         return self._groups.owns(attached) if attached.key in self._groups else None
 
     def until_over(self, attached: ClientReader, pieces: Iterator[Any]) -> Iterator[Any]:
@@ -341,7 +341,7 @@ class ClientAdmin(ManyClients):
                 return
         if live is not None or key in self._groups:
             if key in self._groups:
-                raise Refusal("not-connected", f"this is no member of group {key!r} any longer: connect it again")
+                raise Refusal("not-connected", f"this connection is no longer a member of group {key!r}: connect again")
             raise Refusal("client-elsewhere", f"client {key!r} was connected again, and this connection is over")
         if moved is not None:
             raise Refusal("client-elsewhere", f"client {key!r} is attached {moved}: this connection is over")
@@ -370,7 +370,8 @@ class ClientAdmin(ManyClients):
     def _refusal(self, key: str, found: object) -> Refusal:
         assert isinstance(found, AttachRefusal)
         if found.code == "bad-credential":
-            return Refusal("bad-credential", f"the credential is not that of client {key!r}")
+            detail = f"the credential is not that of client {key!r}: use the one that the client was created with"
+            return Refusal("bad-credential", detail)
         if found.elsewhere is None:
             detail = (
                 f"this node knows no client {key!r}: check the key, connect where it was last attached, or create it"

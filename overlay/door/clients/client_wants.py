@@ -41,7 +41,7 @@ def require_profiles(key: str, state: ClientState, caller: Caller) -> None:
     for profile in state.profiles:
         parsed = parse_condition(profile.where, profile.language)
         if profile.topic == MAIL and not is_own_mail(parsed, key):
-            raise Refusal("forbidden", f"client {key!r} may read the mail that is for it alone: {mail_where(key)}")
+            raise Refusal("forbidden", f"client {key!r} may read only its own mail: set where to {mail_where(key)}")
 
 
 class ClientWants:

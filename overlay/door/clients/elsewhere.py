@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from m4cast.overlay.door.clients.client_table import rows_of
 from m4cast.overlay.door.node_handle import NodeHandle, waited
-from m4cast.overlay.profiles import parse
+from m4cast.overlay.profiles.profile import read
 from m4cast.overlay.protocol.clients.elsewhere import (
     FOUND_HASH,
     SOUGHT_MAX,
@@ -29,7 +29,7 @@ def unknown_of(node: NodeHandle, keys: Sequence[str], timeout_s: float) -> list[
     if not missing or not leaves:
         return missing
     asked = missing[:SOUGHT_MAX]
-    wishes = tuple(Wish(SOUGHT_PREFIX + key, SOUGHT_TOPIC, parse(sought_text(key))) for key in asked)
+    wishes = tuple(Wish(SOUGHT_PREFIX + key, SOUGHT_TOPIC, read(sought_text(key))) for key in asked)
     waited(node.request(lambda number: Subscribe(number, wishes)), timeout_s, lambda: False)
     try:
         deadline = time.monotonic() + ANSWER_S

@@ -34,7 +34,8 @@ class GroupShares:
         with self._lock:
             group = self._groups.setdefault(key, Group())
             if member not in group.members and len(group.members) >= MEMBERS_MAX:
-                raise Refusal("too-many", f"group {key!r} has {MEMBERS_MAX} members, which is the limit")
+                detail = f"group {key!r} has {MEMBERS_MAX} members, which is the limit: let one leave first"
+                raise Refusal("too-many", detail)
             group.join(member, connection, self._clock_ms())
             return group.version
 
@@ -66,7 +67,7 @@ class GroupShares:
             group = self._groups.get(key)
             name = group.named(connection) if group is not None else None
             if group is None or name is None:
-                raise Refusal("not-connected", f"this is no member of group {key!r} any longer: connect it again")
+                raise Refusal("not-connected", f"this connection is no longer a member of group {key!r}: connect again")
             return group.see(name), sorted(group.members)
 
     def is_member(self, key: str, connection: int) -> bool:
@@ -100,7 +101,8 @@ class GroupShares:
             return group is not None and name is not None and not group.is_current(attached.version)
 
     def owns(self, attached: ClientReader) -> Owns:
-        """Which streams are this member's, at any time, in a read that began from the positions of its version."""
+        """Return the test that tells which streams are this member's, at any time, in a read that began from the
+        positions of its version."""
 
         def may_read(stream: StreamId) -> bool:
             with self._lock:

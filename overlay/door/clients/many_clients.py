@@ -183,7 +183,7 @@ class ManyClients:
         return {"profiles": shown, "next": None}
 
     def _waiting(self, key: str) -> list[dict[str, object]] | None:
-        """What waits here for a client, by profile; None if it has just gone."""
+        """Return what waits here for a client, by profile; None if it has just gone."""
         kept = self._store.clients.get(key)
         if kept is None:
             return None
@@ -204,7 +204,9 @@ class ManyClients:
         self._check_device(wish.key, wish.credential)
         with self._lock:
             if self._is_online(wish.key):
-                detail = f"client {wish.key!r} is connected, and its profiles are its own: subscribe there"
+                detail = (
+                    f"client {wish.key!r} is connected, so only its own process changes its profiles: subscribe there"
+                )
                 raise Refusal("client-connected", detail)
         kept = self._store.clients.get(wish.key)
         here = None if kept is None else state_of(json.loads(kept)["state"])

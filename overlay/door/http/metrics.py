@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 
 from m4cast.overlay.door.admin.status import Sample, samples_of, unready_of
 from m4cast.overlay.door.call_counts import CallCounts
+from m4cast.overlay.door.http.gateways import gateway_samples
 from m4cast.overlay.door.node_handle import NodeHandle
 from m4cast.overlay.histogram import Histogram
 from m4cast.overlay.net.driver import Driver, Shown
@@ -61,25 +62,25 @@ FAMILIES: dict[str, Family] = {
         "gauge", "The version of m4cast, and the protocol versions that it supports.", ("version", "oldest", "newest")
     ),
     "m4cast_node_info": Family("gauge", "The identity of this node.", ("node_id", "name", "site")),
-    "m4cast_node_incarnation": Family("gauge", "How often the store was opened."),
+    "m4cast_node_incarnation": Family("gauge", "Number of times that the store was opened."),
     "m4cast_node_state": Family("gauge", "1 for the state that the node is in.", ("state",)),
     "m4cast_node_ready": Family("gauge", "1 if /readyz answers 200."),
     "m4cast_clock_ahead_seconds": Family(
-        "gauge", "How far the clock is ahead of the neighbours' (their median), negative if it is behind."
+        "gauge", "Time by which the clock is ahead of the median of the neighbours' clocks; negative if behind."
     ),
     "m4cast_retention_clock_lag_seconds": Family(
-        "gauge", "How far the time that ages rows lags the clock, whose jumps are not trusted at once."
+        "gauge", "Time by which the clock that ages rows lags the system's, whose jumps it follows slowly."
     ),
     "m4cast_anonymous_memory_bytes": Family("gauge", "Memory of the process without mapped files."),
-    "m4cast_loop_delay_seconds": Family("gauge", "How long this scrape waited for the node's loop."),
-    "m4cast_loop_inputs": Family("gauge", "Inputs that waited for the node when this scrape began."),
+    "m4cast_loop_delay_seconds": Family("gauge", "Time that this scrape waited for the node's loop."),
+    "m4cast_loop_inputs": Family("gauge", "Inputs that were waiting for the node when this scrape began."),
     # ---- the graph
     "m4cast_neighbours": Family("gauge", "Neighbours."),
-    "m4cast_holes": Family("gauge", "Missing neighbours."),
+    "m4cast_holes": Family("gauge", "Neighbours that the node lacks."),
     "m4cast_diameter": Family("gauge", "Estimated diameter of the graph, in hops."),
     "m4cast_roster_nodes": Family("gauge", "Known nodes that have not left, including this one."),
-    "m4cast_roster_silent_nodes": Family("gauge", "Nodes of these whose beacons are missing."),
-    "m4cast_connections": Family("gauge", "Open connections to other nodes, links and calls."),
+    "m4cast_roster_silent_nodes": Family("gauge", "Known nodes, not those that have left, whose beacons are missing."),
+    "m4cast_connections": Family("gauge", "Open connections to other nodes: links and calls."),
     "m4cast_refused_total": Family("counter", "Peers and clients that this node refused.", ("reason",)),
     "m4cast_refused_by_others_total": Family("counter", "Connections of this node that another one refused."),
     "m4cast_happenings_total": Family("counter", "Events of the protocol, by name.", ("name",)),
@@ -92,7 +93,7 @@ FAMILIES: dict[str, Family] = {
     "m4cast_redundancy_ratio": Family("gauge", "Copies received for each batch delivered from others, since start."),
     "m4cast_delivery_hops": Family("histogram", "Hops of batches from other nodes."),
     "m4cast_delivery_latency_seconds": Family(
-        "histogram", "From publishing, by the origin's clock, to delivery, by this node's.", ("how",)
+        "histogram", "Time from publishing, by the origin's clock, to delivery, by this node's clock.", ("how",)
     ),
     # ---- routes
     "m4cast_routed_frames_total": Family(
@@ -100,16 +101,20 @@ FAMILIES: dict[str, Family] = {
     ),
     "m4cast_routed_dropped_total": Family("counter", "Copies of routed frames that were not passed on.", ("reason",)),
     "m4cast_routed_link_frames_total": Family("counter", "Routed frames sent over a link.", ("neighbour",)),
-    "m4cast_routed_link_bytes_total": Family("counter", "Bytes of these, control ones estimated.", ("neighbour",)),
+    "m4cast_routed_link_bytes_total": Family(
+        "counter", "Bytes of routed frames sent over a link; control frames are estimated.", ("neighbour",)
+    ),
     "m4cast_selective_copies_total": Family(
         "counter", "Own selective batches: copies for nodes that want them, and those spared to others.", ("what",)
     ),
-    "m4cast_selective_copied_bytes_total": Family("counter", "Bytes of the payload of these.", ("what",)),
+    "m4cast_selective_copied_bytes_total": Family(
+        "counter", "Payload bytes of own selective batches: sent to nodes, and spared.", ("what",)
+    ),
     # ---- what is missing
     "m4cast_streams": Family("gauge", "Known streams."),
     "m4cast_missing_rows": Family("gauge", "Rows that others have and this node has not accepted yet."),
-    "m4cast_forked_streams": Family("gauge", "Streams with two histories seen since the start."),
-    "m4cast_gaps_open": Family("gauge", "Streams of which a batch arrived before earlier rows."),
+    "m4cast_forked_streams": Family("gauge", "Streams of which two histories were seen since the node started."),
+    "m4cast_gaps_open": Family("gauge", "Streams in which a batch has arrived before earlier rows."),
     "m4cast_gaps_opened_total": Family("counter", "Gaps that opened."),
     "m4cast_gaps_repaired_total": Family("counter", "Gaps that were closed by the missing rows."),
     "m4cast_skips_total": Family("counter", "Skips delivered in place of rows.", ("reason",)),
@@ -119,32 +124,54 @@ FAMILIES: dict[str, Family] = {
     "m4cast_held_back_bytes": Family("gauge", "Payload that waits for earlier rows."),
     "m4cast_undurable_bytes": Family("gauge", "Payload from others that is accepted and not on disk yet."),
     "m4cast_publish_queue_requests": Family("gauge", "Publishes that wait for the window."),
-    "m4cast_publish_window_used_bytes": Family("gauge", "Own payload that is not on the slowest neighbour's disk."),
+    "m4cast_publish_window_used_bytes": Family(
+        "gauge", "Own payload that the slowest neighbour does not have on disk yet."
+    ),
     "m4cast_publisher_keys": Family("gauge", "Publisher keys."),
     "m4cast_publisher_keys_bytes": Family("gauge", "Memory of publisher keys, as publisher_bytes_max counts it."),
     "m4cast_own_topics": Family("gauge", "Topics published at this node, as topics_max counts them."),
-    "m4cast_shed_total": Family("counter", "Batches deferred because a queue was full.", ("reason",)),
+    "m4cast_shed_total": Family(
+        "counter", "Batches dropped because a queue was full, to be fetched later.", ("reason",)
+    ),
     # ---- the store
-    "m4cast_store_commit_seconds": Family("histogram", "Time of a commit, with its fsync."),
-    "m4cast_store_queued_bytes": Family("gauge", "Appends that wait for their transaction."),
-    "m4cast_store_live_bytes": Family("gauge", "Pages in use."),
-    "m4cast_store_file_bytes": Family("gauge", "Size of the file, including free pages."),
-    "m4cast_store_map_bytes": Family("gauge", "Limit of the file's size."),
+    "m4cast_store_commit_seconds": Family("histogram", "Duration of a commit, including its fsync."),
+    "m4cast_store_queued_bytes": Family("gauge", "Bytes of appends that wait for their transaction."),
+    "m4cast_store_live_bytes": Family("gauge", "Bytes of the store's pages in use."),
+    "m4cast_store_file_bytes": Family("gauge", "Size of the store's file, including free pages."),
+    "m4cast_store_map_bytes": Family("gauge", "Largest size of the store's file."),
     "m4cast_store_available_bytes": Family("gauge", "Free space, in the file and on the disk."),
     "m4cast_store_reserve_bytes": Family("gauge", "Free space below which the store counts as full."),
     "m4cast_store_kept_rows": Family("gauge", "Rows from the retention floor of each stream to its end."),
     "m4cast_store_removed_rows": Family("gauge", "Rows below the retention floors, removed or never received."),
-    "m4cast_store_oldest_row_timestamp_seconds": Family("gauge", "When the oldest retained row was published."),
+    "m4cast_store_oldest_row_timestamp_seconds": Family(
+        "gauge", "Time at which the oldest retained row was published, since 1970."
+    ),
     "m4cast_topic_rows_total": Family("counter", "Rows of the topic that were delivered or skipped here.", ("topic",)),
     "m4cast_topic_stored_bytes": Family("gauge", "Bytes of the topic's batches in the store.", ("topic",)),
+    # ---- gateways, of a gatekeeper
+    "m4cast_gateway_units": Family("gauge", "Other units that this gatekeeper knows."),
+    "m4cast_gateway_unreached_units": Family("gauge", "Known units to which no gateway leads at the moment."),
+    "m4cast_gateway_links": Family("gauge", "Links to gatekeepers of a channel that are up.", ("channel",)),
+    "m4cast_gateway_sent_rows_total": Family("counter", "Rows sent to a channel by links that are open.", ("channel",)),
+    "m4cast_gateway_sent_bytes_total": Family(
+        "counter", "Bytes sent to a channel by links that are open, control included.", ("channel",)
+    ),
+    "m4cast_gateway_received_bytes_total": Family(
+        "counter", "Bytes received from a channel by links that are open.", ("channel",)
+    ),
+    "m4cast_gateway_withheld_total": Family("counter", "Batches that a rule kept from a channel.", ("channel",)),
+    "m4cast_gateway_queued_bytes": Family("gauge", "Bytes that wait to be sent to a channel.", ("channel",)),
+    "m4cast_gateway_open_batches": Family("gauge", "Batches that other units have not all acknowledged yet."),
     # ---- clients
-    "m4cast_readers": Family("gauge", "Named readers."),
+    "m4cast_clients": Family("gauge", "Clients with a key that are attached to this node, connected or not."),
+    "m4cast_clients_uncovered": Family("gauge", "Attached clients some of whose rows are not here yet."),
+    "m4cast_readers": Family("gauge", "Readers with a name, which hold retention back."),
     "m4cast_reader_lag_rows": Family("gauge", "Rows at this node that the reader has not read.", ("reader",)),
     "m4cast_reader_lease_seconds": Family(
         "gauge", "Time until the reader's lease expires; negative afterwards.", ("reader",)
     ),
-    "m4cast_reader_cut_rows": Family("gauge", "Rows that the reader lost to retention, by its record.", ("reader",)),
-    "m4cast_door_calls_total": Family("counter", "Calls of clients that ended.", ("call", "outcome")),
+    "m4cast_reader_cut_rows": Family("gauge", "Rows that were removed before the reader had read them.", ("reader",)),
+    "m4cast_door_calls_total": Family("counter", "Calls of clients that have ended.", ("call", "outcome")),
     "m4cast_filter_cpu_seconds_total": Family("counter", "CPU time of filtered reads.", ("client",)),
     "m4cast_http_refused_total": Family("counter", "Connections that the HTTP door refused or cut off."),
 }
@@ -237,6 +264,9 @@ class NodeCollector(Collector):
                 ("m4cast_loop_delay_seconds", (), delay_s),
                 ("m4cast_loop_inputs", (), inputs),
                 ("m4cast_refused_by_others_total", (), tally.happenings["was-refused"]),
+                ("m4cast_clients", (), len(node.interest.clients.rows)),
+                ("m4cast_clients_uncovered", (), sum(not row.covered for row in node.interest.clients.rows.values())),
+                *gateway_samples(self._driver.network.federation()),
                 *_by_label("m4cast_refused_total", self._driver.refused),
                 *_by_label("m4cast_happenings_total", tally.happenings),
                 *_by_label("m4cast_skips_total", tally.skips),

@@ -1,4 +1,5 @@
-"""Which rows of stored batches match: batches of one stream and schema are decoded, joined and tested together.
+"""Finds the rows of stored batches that match: batches of one stream and schema are decoded, joined and tested
+together.
 
 A test costs 20-80 us however few rows it has, so small batches are joined before they are tested. Only the columns that
 a filter reads are joined and validated; a batch without a match is neither copied nor looked into any further.

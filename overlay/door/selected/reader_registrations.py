@@ -87,7 +87,7 @@ class ReaderRegistrations:
             return
         oldest = min(topics, key=lambda each: self._used_at.get(each, 0.0))
         if time.monotonic() - self._used_at.get(oldest, 0.0) < BUSY_S:
-            detail = f"this node reads selective topics by {READERS_MAX} filters at once, as many as it may"
+            detail = f"this node already reads selective topics by {READERS_MAX} different filters, which is its limit"
             raise Refusal("too-many", f"{detail}: read at another node, or subscribe to a filter that covers several")
         self._give_up({oldest: topics[oldest]})
 

@@ -141,7 +141,7 @@ class SelectiveReads:
         """True if these are selective topics. They cannot be read together with broadcast ones."""
         found = [topic for topic in topics if topic in self.topics]
         if found and len(found) < len(topics):
-            raise bad_request(f"topic {found[0]!r} is selective, others are not: read them apart")
+            raise bad_request(f"topic {found[0]!r} is selective, others are not: read them in separate calls")
         return bool(found)
 
     def view(

@@ -123,7 +123,7 @@ class _Reader:
                 return found, joined == "OR"
             operator = following.text if following.text in ("AND", "OR") else "AND"
             if only_or and operator != "OR":
-                raise FilterError("types are joined by OR", following.position)
+                raise FilterError("types are joined by OR: write OR here", following.position)
             if joined not in (None, operator):
                 raise FilterError("AND and OR cannot be mixed in one atom: use one of them", following.position)
             joined = operator

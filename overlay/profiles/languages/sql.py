@@ -291,7 +291,8 @@ def _string(node: Any) -> str:
 
 
 def _place(node: Any) -> int:
-    """Where the node begins: sqlglot knows it for names and constants, the leftmost of which is the place."""
+    """Return the place at which the node begins: sqlglot knows it for names and constants, the leftmost of which is the
+    place."""
     found = [each.meta["start"] for each in node.walk() if "start" in each.meta]
     return min(found, default=0)
 

@@ -91,7 +91,7 @@ def _with_doubled_quotes(text: str, tokens: list[Token]) -> list[Token]:
 
 
 def _unclosed(text: str) -> int:
-    """Where the quote opens that is not closed; the last character if there is none."""
+    """Return the place of the quote that is not closed; the last character if there is none."""
     opened: int | None = None
     skip = False
     for at, character in enumerate(text):
@@ -135,7 +135,7 @@ def _check(text: str, tokens: list[Token]) -> None:
 
 
 def _place_of(error: Exception, tokens: list[Token]) -> int:
-    """Where sqlglot met the error: it gives the line, and the column of the end of the token."""
+    """Return the place at which sqlglot met the error: it gives the line, and the column of the end of the token."""
     for detail in getattr(error, "errors", ()):
         for token in tokens:
             if (token.line, token.col) == (detail.get("line"), detail.get("col")):

@@ -3,9 +3,9 @@
 Such a note travels as an item of the interest, of the topic `_roamed`, whose condition spells it out, as holds do.
 """
 
-import re
-
 from xxhash import xxh3_64_intdigest
+
+from m4cast.overlay.profiles.languages.canonical import facts_of, facts_text
 
 ROAMED_TOPIC = "_roamed"
 ROAMED_HASH = xxh3_64_intdigest(ROAMED_TOPIC.encode())
@@ -13,18 +13,15 @@ ROAMED_PREFIX = "_roamed/"
 """Ids of the registrations that announce it."""
 ROAMED_MAX = 512
 """Clients that a gatekeeper tells of at once; others wait. At most 1,024 items of a topic are announced."""
-_TEXT = re.compile(r"key = '((?:[^']|'')+)' AND number = (\d{1,18})")
 
 
 def roamed_text(key: str, session: int) -> str:
-    return f"key = '{quoted(key)}' AND number = {session}"
+    return facts_text({"key": key, "number": session})
 
 
 def roamed_of(text: str) -> tuple[str, int] | None:
     """The client's key, and its session in the other channel; None: nothing that this program understands."""
-    found = _TEXT.fullmatch(text)
-    return None if found is None else (found[1].replace("''", "'"), int(found[2]))
-
-
-def quoted(key: str) -> str:
-    return key.replace("'", "''")
+    match facts_of(text):
+        case {"key": str(key), "number": int(session), **others} if not others:
+            return key, session
+    return None

@@ -9,16 +9,15 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from m4cast.overlay.profiles.languages.canonical import facts_of, facts_text
+
 UNITS_TOPIC = "_units"
 UNITS_HASH = xxh3_64_intdigest(UNITS_TOPIC.encode())
 UNITS_PREFIX = "_units/"
 """Ids of the registrations that announce it."""
 UNITS_MAX = 512
 """Wants that a gatekeeper tells of; the first by topic. At most 1,024 items of a topic are announced."""
-_LEVELS = re.compile(
-    r"topic = '((?:[^']|'')+)' AND want = '([0-9a-f]*)' AND seen = (\d{1,2}) AND confirmed = (\d{1,2}) "
-    r"AND system = (\d{1,2})"
-)
+_HEX = re.compile("(?:[0-9a-f]{2})*")
 
 
 class WantLevels(NamedTuple):
@@ -32,26 +31,28 @@ class WantLevels(NamedTuple):
 
 def gatekeeper_text(system: int, *, has_mail: bool) -> str:
     """`has_mail`: mail of the channel leaves by it. It does not cover the others, which would then not be announced."""
-    return f"gatekeeper = 1 AND mail = {int(has_mail)} AND system = {system}"
+    return facts_text({"gatekeeper": 1, "mail": int(has_mail), "system": system})
 
 
 def has_mail(text: str) -> bool:
     """True if the item is that of a gatekeeper by which mail leaves."""
-    return text.startswith("gatekeeper = 1 AND mail = 1 AND ")
+    facts = facts_of(text)
+    return facts.get("gatekeeper") == facts.get("mail") == 1
 
 
 def levels_text(topic: str, want: bytes, levels: WantLevels) -> str:
-    named = topic.replace("'", "''")
-    return (
-        f"topic = '{named}' AND want = '{want.hex()}' AND seen = {levels.seen} AND confirmed = {levels.confirmed} "
-        f"AND system = {levels.system}"
-    )
+    return facts_text({"topic": topic, "want": want.hex(), **levels._asdict()})
 
 
 def levels_of(text: str) -> tuple[str, bytes, WantLevels] | None:
     """The topic, the id of the profile (empty: every row) and the levels; None: nothing that this program knows."""
-    found = _LEVELS.fullmatch(text)
-    if found is None or len(found[2]) % 2:
-        return None
-    levels = WantLevels(int(found[4]), int(found[3]), int(found[5]))
-    return found[1].replace("''", "'"), bytes.fromhex(found[2]), levels
+    match facts_of(text):
+        case {
+            "topic": str(topic),
+            "want": str(want),
+            "confirmed": int(confirmed),
+            "seen": int(seen),
+            "system": int(system),
+        } if _HEX.fullmatch(want):
+            return topic, bytes.fromhex(want), WantLevels(confirmed, seen, system)
+    return None

@@ -103,7 +103,7 @@ def record_of(number: int, value: bytes | memoryview, stream_of_number: Callable
 
 
 def received_at_of(value: bytes | memoryview) -> int:
-    """When the delivery was received, in milliseconds, without decoding the rest."""
+    """Return the time at which the delivery was received, in milliseconds, without decoding the rest."""
     at_ms: int = _RECEIVED_AT.unpack_from(value)[0]
     return at_ms
 

@@ -154,13 +154,13 @@ def last_origin_batch(number: int, tables: Tables, txn: Txn) -> int:
 
 
 def oldest_published_ms(tables: Tables, txn: Txn) -> int | None:
-    """When the oldest batch that is kept was published. About 3 us for each stream."""
+    """Return the time at which the oldest kept batch was published. About 3 us for each stream."""
     entries = (first_entry(record.number, tables, txn) for record in read_streams(tables, txn).values())
     return min((entry.published_at_ms for entry in entries if entry is not None), default=None)
 
 
 def latest_received_ms(tables: Tables, txn: Txn) -> int | None:
-    """When the latest batch that is kept was received."""
+    """Return the time at which the latest kept batch was received."""
     entries = (last_entry(record.number, tables, txn) for record in read_streams(tables, txn).values())
     return max((entry.received_at_ms for entry in entries if entry is not None), default=None)
 
@@ -188,7 +188,7 @@ def read_summaries(
 
 
 def read_before_low(stream: StreamId, tables: Tables, txn: ReadTxn) -> tuple[int, int] | None:
-    """Where the stream begins here, and the checksum of the batch that ended there; 0 if nothing tells it."""
+    """Return the beginning of the stream here, and the checksum of the batch that ended there; 0 if it is not known."""
     record = read_stream(stream, tables, txn)
     if record is None:
         return None

@@ -18,13 +18,13 @@ from m4cast.overlay.ids import NodeId
 from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.net.gateways.messages import ClientFindCall
 from m4cast.overlay.net.gateways.reports.client_finding import ClientFinding, FoundClient
-from m4cast.overlay.profiles.profile import parse
+from m4cast.overlay.profiles.languages.canonical import facts_text
+from m4cast.overlay.profiles.profile import read
 from m4cast.overlay.protocol.clients.access_point import SeenRow, seen_row, winner
 from m4cast.overlay.protocol.clients.roamed import (
     ROAMED_MAX,
     ROAMED_PREFIX,
     ROAMED_TOPIC,
-    quoted,
     roamed_of,
     roamed_text,
 )
@@ -163,7 +163,7 @@ class ChannelRoamers:
         room = ROAMED_MAX - len(told) + len(done)
         new = list(self._gone.items())[: max(room, 0)]
         if new:
-            wishes = (Wish(ROAMED_PREFIX + key, ROAMED_TOPIC, parse(roamed_text(key, at))) for key, at in new)
+            wishes = (Wish(ROAMED_PREFIX + key, ROAMED_TOPIC, read(roamed_text(key, at))) for key, at in new)
             self._driver.feed(Subscribe(0, tuple(wishes)))
             for key, _ in new:
                 del self._gone[key]
@@ -190,7 +190,7 @@ class ChannelRoamers:
 
 
 def _presence(key: str) -> UnitWant:
-    return UnitWant(CLIENTS_TOPIC, parse(f"key = '{quoted(key)}'"))
+    return UnitWant(CLIENTS_TOPIC, read(facts_text({"key": key})))
 
 
 def _weight(key: str, gatekeeper: UnitId) -> bytes:

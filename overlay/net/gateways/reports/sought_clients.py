@@ -5,7 +5,7 @@ from m4cast.overlay.federation.federation import Federation
 from m4cast.overlay.federation.messages import EventId, UnitEvent
 from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.profiles.condition import Kind
-from m4cast.overlay.profiles.profile import parse
+from m4cast.overlay.profiles.profile import read
 from m4cast.overlay.profiles.summary import ColumnSummary, Summary
 from m4cast.overlay.protocol.clients.elsewhere import (
     FOUND_PREFIX,
@@ -47,7 +47,7 @@ class SoughtClients:
         for key in keys:
             is_found = self._is_found(key)
             if self._answers and is_found is not None:
-                profile = parse(found_text(key, is_found=is_found))
+                profile = read(found_text(key, is_found=is_found))
                 wishes[FOUND_PREFIX + key] = Wish(FOUND_PREFIX + key, FOUND_TOPIC, profile)
         rows = node.interest.registrations.rows
         gone = tuple(each for each in rows if each.startswith(FOUND_PREFIX) and each not in wishes)

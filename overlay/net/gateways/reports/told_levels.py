@@ -2,7 +2,7 @@
 
 from m4cast.overlay.federation.federation import Federation
 from m4cast.overlay.net.driver import Driver
-from m4cast.overlay.profiles.profile import parse
+from m4cast.overlay.profiles.profile import read
 from m4cast.overlay.protocol.clients.unit_levels import (
     UNITS_MAX,
     UNITS_PREFIX,
@@ -39,7 +39,7 @@ class ToldLevels:
         rows = self._driver.node.interest.registrations.rows
         gone = tuple(each for each in rows if each.startswith(UNITS_PREFIX) and each not in texts)
         new = tuple(
-            Wish(each, UNITS_TOPIC, parse(text))
+            Wish(each, UNITS_TOPIC, read(text))
             for each, text in texts.items()
             if self._told.get(each) != text or each not in rows
         )

@@ -69,6 +69,7 @@ HAPPEN = {
     "m4cast_refused_total",
 }
 """They have samples once something has happened."""
+HAPPEN |= {name for name in FAMILIES if name.startswith("m4cast_gateway_")}  # of gatekeepers: test_gateways.py
 RULE_EXPRESSIONS = re.findall(r"^ +expr: (.+)$", RULES, re.MULTILINE)
 PANEL_EXPRESSIONS = [each["expr"] for panel in DASHBOARD["panels"] for each in panel.get("targets", ())]
 
