@@ -19,7 +19,7 @@ from m4cast.overlay.door.read.extents import StreamExtents
 from m4cast.overlay.door.refusals import stopping
 from m4cast.overlay.door.requests import Get
 from m4cast.overlay.door.web.calls import WebCall
-from m4cast.overlay.door.web.following.fresh import FollowedRows, FreshBatches
+from m4cast.overlay.door.web.following.fresh import FollowedRows, FreshBatches, SeenRows
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.effects import Delivered
 
@@ -185,7 +185,7 @@ class RowFollower:
                 where = json.loads(metadata)
                 stream = StreamId(NodeId(bytes.fromhex(where["origin"])), where["topic"])
                 if rows.num_rows:
-                    found.append(FollowedRows(rows, stream, where["next"]))
+                    found.append(FollowedRows(SeenRows(rows), stream, where["next"]))
                 at[stream] = where["next"]
                 size += rows.nbytes
                 if size >= self._chunk_bytes:

@@ -21,7 +21,6 @@ from m4cast.overlay.door.web.positions import parse_position, position_text
 from m4cast.overlay.door.web.query import Query, topic_of
 from m4cast.overlay.door.web.reads import filtered, written
 from m4cast.overlay.door.web.routes import SERVER_SENT_EVENTS
-from m4cast.overlay.door.web.texts import dicts_of
 from m4cast.schemas.json_text import json_of
 
 RETRY_MS = 1_000
@@ -78,7 +77,7 @@ def events_of(found: list[FollowedRows], before: Frontier, topic: str) -> bytes:
     at = dict(before)
     events: list[str] = []
     for rows, stream, next_sequence in found:
-        for row in dicts_of(rows):
+        for row in rows.objects:
             at[stream] = row["_sequence"] + 1
             events.append(f"id: {position_text(at, topic)}\ndata: {json_of(row)}\n\n")
         at[stream] = next_sequence
