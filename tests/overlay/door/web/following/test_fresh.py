@@ -230,7 +230,7 @@ def test_a_filter_reads_the_store(pair: WebServed, monkeypatch: pytest.MonkeyPat
     assert taken == [None]
 
 
-@pytest.mark.parametrize("published_at_ms", (0, 1_774_785_600_000, 1_774_785_600_007))
+@pytest.mark.parametrize("published_at_ms", [0, 1_774_785_600_000, 1_774_785_600_007])
 def test_rows_from_memory_are_written_as_those_from_the_store(published_at_ms: int) -> None:
     rows = pa.record_batch(
         {"n": pa.array([1, None, 3]), "t": pa.array(["a", "ż", None]), "b": pa.array([b"", b"1", b"2"])}
