@@ -12,7 +12,7 @@ off.
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from m4cast.overlay.door.web.bodies import INLINE_BYTES, rows_of
 from m4cast.overlay.door.web.calls import NeverRaised, WebCall
 from m4cast.overlay.door.web.following.follower import Bell, RowFollower
 from m4cast.overlay.door.web.limits import WebLimits
+from m4cast.overlay.door.web.live.joined import joined, shares
 from m4cast.overlay.door.web.live.messages import (
     CREDIT_MAX,
     LiveCredit,
@@ -288,7 +289,7 @@ class LiveConnection:
         """On a thread. Publishes that follow each other and can be one batch are sent as one; if that is refused, each
         is sent by itself, so that each has its own outcome."""
         sent: list[tuple[list[OpenPublish], Outcome]] = []
-        for together in _joined(gathered):
+        for together in joined(gathered):
             outcome = self._send(together)
             if isinstance(outcome, Refusal) and len(together) > 1:
                 sent += [([publish], self._send([publish])) for publish in together]
@@ -321,10 +322,10 @@ class LiveConnection:
         while True:
             publishes, outcome = await self._sent.get()
             try:
-                shares: list[list[Any] | Refusal] = [*_shares(publishes, await self._ranges(publishes[0], outcome))]
+                outcomes: list[list[Any] | Refusal] = [*shares(publishes, await self._ranges(publishes[0], outcome))]
             except Refusal as refusal:
-                shares = [refusal for _ in publishes]
-            for publish, share in zip(publishes, shares, strict=True):
+                outcomes = [refusal for _ in publishes]
+            for publish, share in zip(publishes, outcomes, strict=True):
                 self._settle(publish, share)
             self._on_threads -= len(publishes)
             if publishes[0] is self._trial:
@@ -415,42 +416,3 @@ class LiveConnection:
         finally:
             if follower is not None:
                 follower.close()
-
-
-def _joined(publishes: list[OpenPublish]) -> Iterator[list[OpenPublish]]:
-    """The same in their order, those together that can be one batch."""
-    together: list[OpenPublish] = []
-    for publish in publishes:
-        if together and not _may_join(together[-1].publish, publish.publish):
-            yield together
-            together = []
-        together.append(publish)
-    if together:
-        yield together
-
-
-def _may_join(last: Publish, publish: Publish) -> bool:
-    return isinstance(last, LivePublish) and isinstance(publish, LivePublish) and last.may_join(publish)
-
-
-def _shares(publishes: list[OpenPublish], ranges: list[Any]) -> list[list[Any]]:
-    """Divide the ranges that these publishes have together among them."""
-    if len(publishes) == 1:
-        return [ranges]
-    shares: list[list[Any]] = []
-    left = [dict(each) for each in ranges]
-    for publish in publishes:
-        message = publish.publish
-        assert isinstance(message, LivePublish) and message.rows
-        wanted = len(message.rows)
-        own: list[Any] = []
-        while wanted:
-            first = left[0]["first"]
-            until = min(first + wanted, left[0]["next"])
-            own.append({**left[0], "next": until})
-            wanted -= until - first
-            left[0]["first"] = until
-            if until == left[0]["next"]:
-                left.pop(0)
-        shares.append(own)
-    return shares
