@@ -40,8 +40,8 @@ class Fields:
         return made
 
     def refuse_unknown(self, what: str, known: tuple[str, ...]) -> None:
-        unknown = next((name for name in self._fields if name not in known), None)
-        if unknown is not None:
+        if not all(map(known.__contains__, self._fields)):
+            unknown = next(name for name in self._fields if name not in known)
             allowed = f"it may have {', '.join(known)}" if known else "it takes no fields"
             raise bad_request(f"{what} has an unknown field {shown(unknown)}: {allowed}")
 
@@ -157,7 +157,8 @@ def object_of(written: bytes | str, what: str) -> dict[str, Any]:
 
 
 def _json(written: bytes | str, what: str) -> object:
-    """Cost: 40 us for a hundred rows of two columns; a hook for each object would take half as much again."""
+    """Cost: 32 us for a hundred rows of two columns, of which 27 are `json.loads`; a hook for each object would take
+    half as much again."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         fields = dict(pairs)
@@ -166,22 +167,21 @@ def _json(written: bytes | str, what: str) -> object:
             raise bad_request(f"{what} has the field {shown(twice)} twice: remove one")
         return fields
 
-    def no_number(name: str) -> object:
-        raise bad_request(f"{what} has {name}, which is not JSON: remove it")
-
     try:
         text = written if isinstance(written, str) else written.decode()
         if text.startswith(_BYTE_ORDER_MARK):
             raise bad_request(f"{what} begins with a byte order mark: send UTF-8 without it")
-        value = json.JSONDecoder(parse_constant=no_number).decode(text)
+        value = _DECODER.decode(text)
         if not _is_plain(value, text):
-            value = json.loads(text, object_pairs_hook=unique, parse_constant=no_number)
+            value = json.loads(text, object_pairs_hook=unique, parse_constant=_no_number)
+    except _NoNumber as name:
+        raise bad_request(f"{what} has {name}, which is not JSON: remove it") from None
     except UnicodeDecodeError as error:
         raise bad_request(f"{what} must be UTF-8: {error.reason} at byte {error.start}") from error
     except (ValueError, RecursionError) as error:
         raise bad_request(f"{what} must be JSON: {error}") from error
     # Only so can a lone surrogate be written; whole characters may be written so, too.
-    if "\\u" in text and "\\ud" in text.lower():
+    if "\\" in text and "\\u" in text and "\\ud" in text.lower():  # one character is found far sooner than two
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
@@ -194,18 +194,33 @@ def _json(written: bytes | str, what: str) -> object:
 _BYTE_ORDER_MARK = "\ufeff"
 
 
+class _NoNumber(ValueError):
+    """NaN or an infinity, by its name."""
+
+
+def _no_number(name: str) -> object:
+    raise _NoNumber(name)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number)
+
+
 def _is_plain(value: object, text: str) -> bool:
     """True if an object, and the lists of objects that it has, have all names that the text has: none was written
     twice, which the decoder does not tell. False if that cannot be seen from their number alone."""
-    if not isinstance(value, dict) or any(space in text and f'"{space}' in text for space in " \t\n\r"):
-        return False  # there may be names with space before their colon
+    if not isinstance(value, dict):
+        return False
     names = len(value)
     for each in value.values():
         if type(each) is list:
             if not {dict}.issuperset(map(type, each)):
                 return False
             names += sum(map(len, each))
-    return names == text.count('":')  # every name is one of these, and so may be part of a text: then there are more
+    if names == text.count(":"):  # every name is written with one, and so may be a text: then there are more
+        return True
+    if any(space in text and f'"{space}' in text for space in " \t\n\r"):
+        return False  # there may be names with space before their colon
+    return names == text.count('":')  # the same for these, of which texts have few
 
 
 # ---- values

@@ -109,13 +109,13 @@ class _Path:
         self._to = to
         self._replicas = replicas
 
-    def work(self, rate: int, seconds: int) -> Callable[[Watch], float]:
+    def work(self, rate: int, seconds: int, warm_s: int = WARM_S) -> Callable[[Watch], float]:
         def run(watch: Watch) -> float:
             topic = f"latency-{uuid.uuid4().hex[:8]}"
             if self._replicas:
                 asyncio.run(nats_server.make_stream(self._at, topic, self._replicas))
             words = [sys.executable, "-m", "tests.bench.open_loop"]
-            rest = [topic, str(rate), str(seconds)]
+            rest = [topic, str(rate), str(warm_s + seconds), str(warm_s)]
             with watch:
                 receiver = subprocess.Popen(
                     [*words, "receive", self._system, self._to, *rest], stdout=subprocess.PIPE, text=True
@@ -132,7 +132,7 @@ class _Path:
             sender_p99 = {"sender p99": json.loads(sent)["p99"]}
             self.seen.append({**json.loads(received), **sender_p99})
             if self._doors:
-                late_ms = delivered_late_ms(self._doors, topic)[rate * WARM_S :]
+                late_ms = delivered_late_ms(self._doors, topic)[rate * warm_s :]
                 cuts = quantiles(late_ms, n=1_000)
                 self.farthest.append({"p50": cuts[499], "p99": cuts[989], "p99.9": cuts[998], **sender_p99})
             return self.seen[-1]["p99"]

@@ -1,12 +1,12 @@
 """Single rows, open loop: a process that sends them when they are due, and one that says how late they came.
 
-    python -m tests.bench.open_loop send m4cast 127.0.0.1:7501 TOPIC RATE SECONDS
-    python -m tests.bench.open_loop receive jetstream 127.0.0.1:4222 TOPIC RATE SECONDS
+    python -m tests.bench.open_loop send m4cast 127.0.0.1:7501 TOPIC RATE SECONDS WARM_S
+    python -m tests.bench.open_loop receive jetstream 127.0.0.1:4222 TOPIC RATE SECONDS WARM_S
 
 Rows carry the time at which they were due, so a sender that is held up does not hide it (no coordinated omission).
 Sender and receiver are processes of their own: neither waits for the other's interpreter. The receiver says `ready`,
-and in the end percentiles in ms, as JSON, without the first `WARM_S` seconds, in which clients get going. So does the
-sender, of how late it was itself: what of a row's delay is not the channel's.
+and in the end percentiles in ms, as JSON, without the first `WARM_S` of its seconds, in which clients get going. So
+does the sender, of how late it was itself: what of a row's delay is not the channel's.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ IDLE_MS = 5_000
 
 def due_times(rate: int, seconds: int) -> list[int]:
     """In ns after the start."""
-    return [number * 1_000_000_000 // rate for number in range(rate * (WARM_S + seconds))]
+    return [number * 1_000_000_000 // rate for number in range(rate * seconds)]
 
 
 def paced(rate: int, seconds: int, late_ns: list[int]) -> Iterator[int]:
@@ -210,8 +210,8 @@ async def receive_nats(address: str, topic: str, rows: int, *, from_stream: bool
     return late_ns
 
 
-def main(role: str, system: str, address: str, topic: str, rate: int, seconds: int) -> None:
-    rows = rate * (WARM_S + seconds)
+def main(role: str, system: str, address: str, topic: str, rate: int, seconds: int, warm_s: int) -> None:
+    rows = rate * seconds
     match role, system:
         case "send", "m4cast":
             late_ns = send_m4cast(address, topic, rate, seconds)
@@ -228,9 +228,9 @@ def main(role: str, system: str, address: str, topic: str, rate: int, seconds: i
         case _:
             late_ns = asyncio.run(receive_nats(address, topic, rows, from_stream=system == "jetstream"))
     assert len(late_ns) == rows, f"{len(late_ns)} of {rows} rows came"
-    cuts = quantiles((late / 1e6 for late in late_ns[rate * WARM_S :]), n=1_000)
+    cuts = quantiles((late / 1e6 for late in late_ns[rate * warm_s :]), n=1_000)
     print(json.dumps({"p50": cuts[499], "p99": cuts[989], "p99.9": cuts[998]}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]), int(sys.argv[6]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]), int(sys.argv[6]), int(sys.argv[7]))

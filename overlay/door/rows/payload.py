@@ -301,10 +301,9 @@ def canonical_rows_together(batches: list[pa.RecordBatch], schema: pa.Schema) ->
 
 def encode(schema: bytes, rows: pa.RecordBatch) -> Payload:
     """The schema's message and the rows', in one buffer. Many rows are copied only once."""
-    size = len(schema) + pa.ipc.get_record_batch_size(rows)
-    if size < WRITTEN_BYTES_MIN:
+    if rows.nbytes < WRITTEN_BYTES_MIN:
         return b"".join((schema, rows.serialize()))
-    memory = heap.unset(size)
+    memory = heap.unset(len(schema) + pa.ipc.get_record_batch_size(rows))
     pa.ipc.new_stream(pa.FixedSizeBufferWriter(pa.py_buffer(memory)), rows.schema).write_batch(rows)
     assert memory[: len(schema)] == schema, "the rows have another schema"
     return memory.toreadonly()

@@ -19,7 +19,7 @@ from m4cast.overlay.door.read.extents import StreamExtents
 from m4cast.overlay.door.refusals import stopping
 from m4cast.overlay.door.requests import Get
 from m4cast.overlay.door.web.calls import WebCall
-from m4cast.overlay.door.web.following.fresh import FollowedRows, FreshBatches
+from m4cast.overlay.door.web.following.fresh import FollowedRows, FreshBatches, SeenRows
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.effects import Delivered
 
@@ -34,7 +34,7 @@ class Bell:
         self.frontiers = frontiers
         self.fresh = FreshBatches(own, self.ring)
         self.closed = asyncio.Event()
-        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, set[asyncio.Future[bool]]] = {}
 
     def watch(self, output: object) -> None:
         """A driver's watcher. It has to be added after that of the frontiers."""
@@ -44,7 +44,7 @@ class Bell:
     def ring(self, topic: str) -> None:
         for waiter in self._waiting.pop(topic, ()):
             if not waiter.done():
-                waiter.set_result(None)
+                waiter.set_result(True)
 
     def close(self) -> None:
         """Wake everybody, for good."""
@@ -52,17 +52,20 @@ class Bell:
         for waiters in self._waiting.values():
             for waiter in waiters:
                 if not waiter.done():
-                    waiter.set_result(None)
+                    waiter.set_result(True)
         self._waiting.clear()
 
-    async def wait(self, topics: Iterable[str]) -> None:
-        """Until something is delivered under one of the topics."""
-        waiter = asyncio.get_running_loop().create_future()
+    async def wait(self, topics: Iterable[str], until_s: float) -> bool:
+        """Until something is delivered under one of the topics, or until this time of the loop: then it is False."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
         for topic in topics:
             self._waiting.setdefault(topic, set()).add(waiter)
+        late = loop.call_at(until_s, _let_go, waiter)  # `asyncio.timeout` takes several times as long
         try:
-            await waiter
+            return await waiter
         finally:
+            late.cancel()
             for topic in topics:
                 waiters = self._waiting.get(topic)
                 if waiters is not None:
@@ -139,15 +142,13 @@ class RowFollower:
 
     async def ready(self, timeout_s: float) -> bool:
         """Wait until there are rows, at most this long."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not self._has_early() and not self.beyond():
-                    if self._bell.closed.is_set():
-                        raise stopping()
-                    await self._bell.wait(self._get.topics)
-        except TimeoutError:
-            await self._call.run(self.look_again) if self._is_selective else None
-            return False
+        until_s = asyncio.get_running_loop().time() + timeout_s
+        while not self._has_early() and not self.beyond():
+            if self._bell.closed.is_set():
+                raise stopping()
+            if not await self._bell.wait(self._get.topics, until_s):
+                await self._call.run(self.look_again) if self._is_selective else None
+                return False
         return True
 
     def _has_early(self) -> bool:
@@ -185,12 +186,17 @@ class RowFollower:
                 where = json.loads(metadata)
                 stream = StreamId(NodeId(bytes.fromhex(where["origin"])), where["topic"])
                 if rows.num_rows:
-                    found.append(FollowedRows(rows, stream, where["next"]))
+                    found.append(FollowedRows(SeenRows(rows), stream, where["next"]))
                 at[stream] = where["next"]
                 size += rows.nbytes
                 if size >= self._chunk_bytes:
                     return at
         return until
+
+
+def _let_go(waiter: "asyncio.Future[bool]") -> None:
+    if not waiter.done():
+        waiter.set_result(False)
 
 
 def _closable(pieces: Iterator[Any]) -> Generator[Any, None, None]:

@@ -1,7 +1,8 @@
 """Fresh batches: the newest small batches of the topics that somebody follows, in memory, in the order of each stream.
 
 Followers that are up to date get their rows from here, on the loop: no thread, no transaction, and rows are decoded
-once for all of them. Whoever lags behind, filters, or meets a batch that is not here reads the store.
+and written as JSON once for all of them. Whoever lags behind, filters, or meets a batch that is not here reads the
+store.
 
 A batch is kept from the moment the node gives it to its store. Before it is synced here it is for *early* followers
 only, and only if it comes from another node: it left its origin when it was on disk there, so it cannot be lost, though
@@ -10,15 +11,19 @@ this node may lose it once more and fetch it again. What this node numbers itsel
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from m4cast.overlay.door.fields import Frontier
 from m4cast.overlay.door.rows import payload
+from m4cast.overlay.door.web.texts import dicts_of
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.effects import Append, AppendBatch
 from m4cast.overlay.protocol.wire.batch import Batch, StoredPayload
+from m4cast.schemas.json_text import json_of, json_value
 
 BATCH_BYTES_MAX = 64 << 10
 """Larger batches are read from the store: to write their rows would hold the loop."""
@@ -30,12 +35,67 @@ ROWS_MAX = 768
 """Rows that are written on the loop at a time, counted once for each follower of their topic: all of them are woken
 together. As JSON, 100 rows of a few columns take 0.23 ms (measured); more would hold the loop for over 2 ms."""
 SCHEMAS_MAX = 256
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class SeenRows:
+    """Rows as readers see them, with the channel's columns: as Arrow, and as JSON. Each is made once, when somebody
+    wants it."""
+
+    def __init__(self, rows: pa.RecordBatch) -> None:
+        self.count: int = rows.num_rows
+        self._rows = rows
+
+    @property
+    def columns(self) -> pa.Schema:
+        """Rows of a stream that have the same can share a frame."""
+        return self._rows.schema
+
+    @cached_property
+    def arrow(self) -> pa.RecordBatch:
+        return self._rows
+
+    @cached_property
+    def objects(self) -> list[dict[str, Any]]:
+        return dicts_of(self._rows)
+
+    @cached_property
+    def json(self) -> str:
+        """The objects, with commas between them."""
+        return json_of(self.objects)[1:-1]
+
+
+class FreshRows(SeenRows):
+    """The same of a batch that was decoded. Its few rows get the channel's columns without Arrow, which takes as long
+    for one row as for a thousand."""
+
+    def __init__(self, batch: Batch, rows: pa.RecordBatch) -> None:
+        super().__init__(rows)
+        self._batch = batch
+
+    @cached_property
+    def arrow(self) -> pa.RecordBatch:
+        seen = payload.seen_schema(self._rows.schema)
+        return payload.seen_rows(self._batch, self._rows, self._batch.first_sequence, seen)
+
+    @cached_property
+    def objects(self) -> list[dict[str, Any]]:
+        batch = self._batch
+        topic, origin, sequence, published = (field.name for field in payload.SYSTEM_FIELDS)
+        same = {topic: batch.stream.topic, origin: payload.origin_text(batch.stream.origin)}
+        published_at = json_value(_EPOCH + timedelta(milliseconds=batch.published_at_ms))
+        objects = dicts_of(self._rows)
+        for at, each in enumerate(objects, batch.first_sequence):
+            each.update(same)
+            each[sequence] = at
+            each[published] = published_at
+        return objects
 
 
 class FollowedRows(NamedTuple):
     """Rows of one stream, which continues at `next`."""
 
-    rows: pa.RecordBatch
+    rows: SeenRows
     stream: StreamId
     next: int
 
@@ -47,9 +107,9 @@ class FreshBatch:
         self.batch = batch
         self.is_own = is_own
         self.size = len(batch.content)
-        self._rows: pa.RecordBatch | None = None
+        self._rows: FreshRows | None = None
 
-    def rows(self, schemas: dict[int, pa.Schema]) -> pa.RecordBatch:
+    def rows(self, schemas: dict[int, pa.Schema]) -> FreshRows:
         """Its rows with the channel's columns. `ValueError` or `ArrowException` if they cannot be read."""
         if self._rows is None:
             batch = self.batch
@@ -60,8 +120,7 @@ class FreshBatch:
                     raise ValueError(why)
                 if len(schemas) < SCHEMAS_MAX:
                     schemas[batch.schema_id] = schema
-            rows = payload.decode(batch, schema, to_cut=False)
-            self._rows = payload.seen_rows(batch, rows, batch.first_sequence, payload.seen_schema(schema))
+            self._rows = FreshRows(batch, payload.decode(batch, schema, to_cut=False))
         return self._rows
 
 

@@ -21,7 +21,6 @@ from m4cast.overlay.door.web.positions import parse_position, position_around, p
 from m4cast.overlay.door.web.query import Query, topic_of
 from m4cast.overlay.door.web.reads import filtered, written
 from m4cast.overlay.door.web.routes import SERVER_SENT_EVENTS
-from m4cast.overlay.door.web.texts import dicts_of
 from m4cast.schemas.json_text import json_of
 
 RETRY_MS = 1_000
@@ -79,7 +78,7 @@ def events_of(found: list[FollowedRows], before: Frontier) -> bytes:
     events: list[str] = []
     for rows, stream, next_sequence in found:
         before_it, after_it = position_around(at, stream)
-        for row in dicts_of(rows):
+        for row in rows.objects:
             events.append(f"id: {before_it}{row['_sequence'] + 1}{after_it}\ndata: {json_of(row)}\n\n")
         at[stream] = next_sequence
     return "".join(events).encode()

@@ -12,7 +12,8 @@ for `taking_ms` is cut off. The publishes of all connections share the memory fo
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -24,10 +25,12 @@ from m4cast.overlay.door.publish.gathering import GatheredRows, Gatherer
 from m4cast.overlay.door.publish.posted import PostedRows
 from m4cast.overlay.door.quotas import CallQuota
 from m4cast.overlay.door.refusals import Refusal, bad_request
+from m4cast.overlay.door.requests import Put
 from m4cast.overlay.door.web.bodies import INLINE_BYTES, BodyQuota, rows_of
 from m4cast.overlay.door.web.calls import NeverRaised, WebCall
 from m4cast.overlay.door.web.following.follower import Bell, RowFollower
 from m4cast.overlay.door.web.limits import WebLimits
+from m4cast.overlay.door.web.live.joined import joined, shares
 from m4cast.overlay.door.web.live.messages import (
     CREDIT_MAX,
     LiveCredit,
@@ -45,9 +48,12 @@ from m4cast.overlay.door.web.positions import position_text
 from m4cast.overlay.door.web.posts import FewRows, Sent, answered, gather_from_now_on, send
 from m4cast.overlay.door.web.query import Query
 from m4cast.overlay.door.web.reads import filtered
+from m4cast.overlay.errors import StoreError
 from m4cast.overlay.protocol.effects import Range
 
 SUBSCRIPTIONS_MAX = 64
+TRIALS_MAX = 64
+"""Topics of a connection whose first publish is waited for. Others go by the threads until they are gathered. Guess."""
 Publish = LivePublish | LiveRefused
 Outcome = Sent | FewRows | Refusal
 CLOSE_S = 2.0
@@ -158,6 +164,10 @@ class LiveConnection:
         """A thread sends some of them right now."""
         self._lingering: PostedRows | None = None
         """The last that a thread has sent: it may wait to be coalesced, and the next must not overtake it."""
+        self._tried: set[Put] = set()
+        self._trial: OpenPublish | None = None
+        """A thread sends the first publish of its kind, which opens a gatherer if it can: the next ones wait for that,
+        since each costs the threads several times as much."""
         self._gatherer: Gatherer | None = None
         """The gatherer of its publishes at present."""
         self._settled = asyncio.Event()
@@ -221,7 +231,7 @@ class LiveConnection:
                     raise bad_request(f"publish {number} follows {self._last_id}: ids must rise")
                 self._last_id = number
                 await self._window.enter(len(frame))
-                publish = self._opened(message, len(frame))
+                publish = self._admitted(message, len(frame))
                 self._open.append(publish)
                 self._waiting.append(publish)
                 self._send_waiting()
@@ -237,7 +247,7 @@ class LiveConnection:
                 if ended is not None and ended.task is not None:
                     ended.task.cancel()
 
-    def _opened(self, publish: Publish, size: int) -> OpenPublish:
+    def _admitted(self, publish: Publish, size: int) -> OpenPublish:
         """Refused in its turn, if there is no memory for it."""
         try:
             self._call.check(lambda: self._bodies.take(self._call.caller.name, size))
@@ -256,7 +266,7 @@ class LiveConnection:
     def _send_waiting(self) -> None:
         """Send what waits, in order: what can be gathered on the loop is; everything else is for the threads, where one
         piece of work of a connection is done at a time."""
-        while self._waiting and not self._is_on_thread:
+        while self._waiting and not self._is_on_thread and self._trial is None:
             publish = self._waiting[0]
             gatherer = self._gatherer_of(publish.publish)
             if gatherer is not None:
@@ -265,10 +275,21 @@ class LiveConnection:
                 if self._gather(publish, gatherer):
                     self._waiting.popleft()
                     continue
-            taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            if gatherer is None and self._is_first(publish.publish):
+                self._trial = publish
+            taken = [self._waiting.popleft() for _ in range(1 if self._trial is publish else len(self._waiting))]
             self._on_threads += len(taken)
             self._is_on_thread = True
             self._start(self._send_by_thread(taken))
+
+    def _is_first(self, publish: Publish) -> bool:
+        """True for the first publish of its kind that may be gathered."""
+        if not isinstance(publish, LivePublish) or not publish.rows or publish.put.moves or publish.put.timeout_s:
+            return False
+        is_first = publish.put not in self._tried and len(self._tried) < TRIALS_MAX
+        if is_first:
+            self._tried.add(publish.put)
+        return is_first
 
     def _gatherer_of(self, publish: Publish) -> Gatherer | None:
         if not isinstance(publish, LivePublish) or not publish.rows:
@@ -315,7 +336,7 @@ class LiveConnection:
         """On a thread. Publishes that follow each other and can be one batch are sent as one; if that is refused, each
         is sent by itself, so that each has its own outcome."""
         sent: list[tuple[list[OpenPublish], Outcome]] = []
-        for together in _joined(gathered):
+        for together in joined(gathered):
             outcome = self._send(together)
             if isinstance(outcome, Refusal) and len(together) > 1:
                 sent += [([publish], self._send([publish])) for publish in together]
@@ -348,13 +369,23 @@ class LiveConnection:
         while True:
             publishes, outcome = await self._sent.get()
             try:
-                shares: list[list[Any] | Refusal] = [*_shares(publishes, await self._ranges(publishes[0], outcome))]
+                outcomes: list[list[Any] | Refusal] = [*shares(publishes, await self._ranges(publishes[0], outcome))]
             except Refusal as refusal:
-                shares = [refusal for _ in publishes]
-            for publish, share in zip(publishes, shares, strict=True):
+                outcomes = [refusal for _ in publishes]
+            for publish, share in zip(publishes, outcomes, strict=True):
                 self._settle(publish, share)
             self._on_threads -= len(publishes)
+            if publishes[0] is self._trial:
+                await self._opened(publishes[0].publish, outcome)
+                self._trial = None
             self._send_waiting()
+
+    async def _opened(self, publish: Publish, outcome: Outcome) -> None:
+        """Wait until the gatherer is open that a first publish has opened, if it could."""
+        if isinstance(outcome, FewRows) and isinstance(publish, LivePublish):
+            gather = partial(self._call.services.publishing.gather, publish.put, outcome.schema)
+            with suppress(Refusal, StoreError):  # the next ones are left to the threads, which say what is wrong
+                await self._call.workers.run(self._call.caller.name, gather, is_limited=False)
 
     async def _ranges(self, publish: OpenPublish, outcome: Outcome) -> list[Any]:
         match outcome:
@@ -367,7 +398,7 @@ class LiveConnection:
                 assert isinstance(message, LivePublish)
                 timeout_s = message.put.timeout_s or self._timeout_s
                 ranges = ranges_json(await answered(self._call, outcome.posted, timeout_s))
-                if message.rows is not None:
+                if message.rows is not None and publish is not self._trial:
                     gather_from_now_on(self._call, message.put, outcome)
                 return ranges
 
@@ -435,42 +466,3 @@ class LiveConnection:
         finally:
             if follower is not None:
                 follower.close()
-
-
-def _joined(publishes: list[OpenPublish]) -> Iterator[list[OpenPublish]]:
-    """The same in their order, those together that can be one batch."""
-    together: list[OpenPublish] = []
-    for publish in publishes:
-        if together and not _may_join(together[-1].publish, publish.publish):
-            yield together
-            together = []
-        together.append(publish)
-    if together:
-        yield together
-
-
-def _may_join(last: Publish, publish: Publish) -> bool:
-    return isinstance(last, LivePublish) and isinstance(publish, LivePublish) and last.may_join(publish)
-
-
-def _shares(publishes: list[OpenPublish], ranges: list[Any]) -> list[list[Any]]:
-    """Divide the ranges that these publishes have together among them."""
-    if len(publishes) == 1:
-        return [ranges]
-    shares: list[list[Any]] = []
-    left = [dict(each) for each in ranges]
-    for publish in publishes:
-        message = publish.publish
-        assert isinstance(message, LivePublish) and message.rows
-        wanted = len(message.rows)
-        own: list[Any] = []
-        while wanted:
-            first = left[0]["first"]
-            until = min(first + wanted, left[0]["next"])
-            own.append({**left[0], "next": until})
-            wanted -= until - first
-            left[0]["first"] = until
-            if until == left[0]["next"]:
-                left.pop(0)
-        shares.append(own)
-    return shares

@@ -7,6 +7,7 @@ rows, and the rows as an Arrow stream. Everything from outside is checked: what 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, Literal
 
@@ -19,7 +20,8 @@ from m4cast.overlay.door.web.following.fresh import FollowedRows
 from m4cast.overlay.door.web.query import start_of
 from m4cast.overlay.door.web.reads import JSON_ROWS
 from m4cast.overlay.door.web.routes import ARROW, JSON_LINES
-from m4cast.overlay.door.web.texts import ArrowStreamText, dicts_of
+from m4cast.overlay.door.web.texts import ArrowStreamText
+from m4cast.overlay.ids import StreamId
 from m4cast.schemas.json_text import json_of
 
 HEAD_BYTES_MAX = 64 << 10
@@ -206,29 +208,48 @@ def row_frames(name: str, form: Form, found: list[FollowedRows], _: Frontier) ->
     """Rows as frames, each of one stream, with the sequence to continue from. Batches that were found together and have
     the same columns share a frame."""
     frames: list[str | bytes] = []
-    for rows, stream, next_sequence in _together(found):
-        head = {"type": "rows", "id": name, "topic": stream.topic, "origin": stream.origin.hex()}
-        for at in range(0, rows.num_rows, JSON_ROWS):
-            some = rows.slice(at, JSON_ROWS)
-            is_last = at + some.num_rows == rows.num_rows
-            after = next_sequence if is_last else some.column("_sequence")[-1].as_py() + 1
-            frames.append(_frame({**head, "next": after}, some, form))
+    for few in _together(found):
+        frames += _json_frames(name, few) if form == "json" else _arrow_frames(name, few)
     return frames
 
 
-def _together(found: list[FollowedRows]) -> Iterator[FollowedRows]:
+def _together(found: list[FollowedRows]) -> Iterator[list[FollowedRows]]:
     if len(found) < 2:
-        yield from found
+        yield from ([each] for each in found)
         return
-    for _, group in groupby(found, lambda each: (each.stream, each.rows.schema)):
-        few = list(group)
-        rows = few[0].rows if len(few) == 1 else pa.concat_batches([each.rows for each in few])
-        yield FollowedRows(rows, few[0].stream, few[-1].next)
+    for _, group in groupby(found, lambda each: (each.stream, each.rows.columns)):
+        yield list(group)
 
 
-def _frame(head: dict[str, Any], rows: pa.RecordBatch, form: Form) -> str | bytes:
-    if form == "json":
-        return json_of({**head, "rows": dicts_of(rows)})
-    text = ArrowStreamText(rows.schema)
-    written = json.dumps(head).encode()
-    return len(written).to_bytes(4, "big") + written + text.begin() + text.piece(rows) + text.end()
+def _json_frames(name: str, few: list[FollowedRows]) -> Iterator[str]:
+    head = _json_head(name, few[0].stream)
+    if sum(each.rows.count for each in few) <= JSON_ROWS:
+        rows = few[0].rows.json if len(few) == 1 else ", ".join(each.rows.json for each in few)
+        yield f'{head}{few[-1].next}, "rows": [{rows}]}}'
+        return
+    objects = [row for each in few for row in each.rows.objects]
+    for at in range(0, len(objects), JSON_ROWS):
+        some = objects[at : at + JSON_ROWS]
+        after = some[-1]["_sequence"] + 1 if at + JSON_ROWS < len(objects) else few[-1].next
+        yield f'{head}{after}, "rows": {json_of(some)}}}'
+
+
+@lru_cache(maxsize=256)
+def _json_head(name: str, stream: StreamId) -> str:
+    """A frame of rows up to the value of `next`: the same for all of a subscription's frames of a stream."""
+    return json.dumps(_head(name, stream))[:-1] + ', "next": '
+
+
+def _head(name: str, stream: StreamId) -> dict[str, Any]:
+    return {"type": "rows", "id": name, "topic": stream.topic, "origin": stream.origin.hex()}
+
+
+def _arrow_frames(name: str, few: list[FollowedRows]) -> Iterator[bytes]:
+    rows = few[0].rows.arrow if len(few) == 1 else pa.concat_batches([each.rows.arrow for each in few])
+    for at in range(0, rows.num_rows, JSON_ROWS):
+        some = rows.slice(at, JSON_ROWS)
+        is_last = at + some.num_rows == rows.num_rows
+        after = few[-1].next if is_last else some.column("_sequence")[-1].as_py() + 1
+        text = ArrowStreamText(some.schema)
+        head = json.dumps({**_head(name, few[0].stream), "next": after}).encode()
+        yield len(head).to_bytes(4, "big") + head + text.begin() + text.piece(some) + text.end()

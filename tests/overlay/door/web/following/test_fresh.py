@@ -12,10 +12,14 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
+from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.web.following import fresh
 from m4cast.overlay.door.web.following.follower import RowFollower
-from m4cast.overlay.door.web.live import messages
+from m4cast.overlay.door.web.following.fresh import FollowedRows, FreshRows, SeenRows
+from m4cast.overlay.door.web.live.messages import row_frames
 from m4cast.overlay.door.web.texts import dicts_of
+from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.protocol.wire.batch import Batch
 from tests.overlay.door.web.doors import WebServed, web_serving
 from tests.overlay.door.web.events import Event, EventSource
 from tests.overlay.door.web.live.test_connection import Talk, run, talking
@@ -179,7 +183,7 @@ def test_many_rows_are_written_by_threads(pair: WebServed, early: bool, monkeypa
         wrote.append((rows.num_rows, threading.current_thread().name == NODES))
         return was(rows)
 
-    monkeypatch.setattr(messages, "dicts_of", noted)
+    monkeypatch.setattr(fresh, "dicts_of", noted)
     monkeypatch.setattr(fresh, "ROWS_MAX", 8)
     topic = f"many-{early}"
 
@@ -195,7 +199,7 @@ def test_many_rows_are_written_by_threads(pair: WebServed, early: bool, monkeypa
                 assert await ids(one, len(numbers)) == await ids(other, len(numbers)) == numbers
 
     run(work)
-    assert wrote == [(4, True)] * 2 + [(5, False)] * 2 + [(1, True)] * 2
+    assert wrote == [(4, True), (5, False), (5, False), (1, True)], "on the loop, once for all followers"
 
 
 def test_batches_that_wait_together_share_a_frame(pair: WebServed) -> None:
@@ -255,3 +259,21 @@ def test_a_filter_reads_the_store(pair: WebServed, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(RowFollower, "__init__", noted)
     run(work)
     assert taken == [None]
+
+
+@pytest.mark.parametrize("published_at_ms", [0, 1_774_785_600_000, 1_774_785_600_007])
+def test_rows_from_memory_are_written_as_those_from_the_store(published_at_ms: int) -> None:
+    rows = pa.record_batch(
+        {"n": pa.array([1, None, 3]), "t": pa.array(["a", "ż", None]), "b": pa.array([b"", b"1", b"2"])}
+    )
+    stream = StreamId(NodeId(bytes(range(16))), "same")
+    batch = Batch(stream, 1, 7, rows.num_rows, 1, 0, published_at_ms, "", "", 0, 1, 0, b"")
+    fresh = FreshRows(batch, rows)
+    stored = SeenRows(payload.seen_rows(batch, rows, 7, payload.seen_schema(rows.schema)))
+    assert fresh.arrow.equals(stored.arrow) and (fresh.count, fresh.json) == (stored.count, stored.json)
+    followed = [FollowedRows(each, stream, 10) for each in (fresh, stored)]
+    assert row_frames("s", "json", followed[:1], {}) == row_frames("s", "json", followed[1:], {})
+    (frame,) = row_frames("s", "json", followed[:1] * 2, {})
+    said = json.loads(frame)
+    assert (said["id"], said["origin"], said["next"]) == ("s", stream.origin.hex(), 10)
+    assert said["rows"] == 2 * json.loads(f"[{stored.json}]") and len(said["rows"]) == 6
