@@ -7,7 +7,7 @@ from collections.abc import Callable
 from m4cast.overlay.door.access.rights import Caller
 from m4cast.overlay.door.node_handle import NodeHandle, waited
 from m4cast.overlay.ids import NodeId
-from m4cast.overlay.profiles import parse
+from m4cast.overlay.profiles.profile import read
 from m4cast.overlay.protocol.clients.unit_levels import UNITS_HASH, WantLevels, levels_of
 from m4cast.overlay.protocol.effects import Active, WaitActive
 from m4cast.overlay.protocol.node import Node
@@ -79,7 +79,7 @@ def _levels(node: Node, registration: str) -> WantLevels | None:
     if row is None:
         return None
     row = rows.get(row.under, row) if row.under else row  # what is announced covers it
-    want = parse(row.text, row.language, row.version).id if row.text else b""
+    want = read(row.canonical).id if row.canonical else b""
     return levels_here(node, row.topic, (want, b""))
 
 

@@ -85,7 +85,8 @@ class Demanded:
         mirrored: dict[str, Wish] = {}
         node = self._driver.node
         for topic in self._topics.values():
-            if topic not in node.selection.descriptors:  # else doors here take rows that nobody wants for lost ones
+            # Else doors here take rows that nobody wants for lost ones. Mail makes its topic itself, with keepers.
+            if topic != MAIL_TOPIC and topic not in node.selection.descriptors:
                 self._driver.feed(CreateTopic(0, topic, 0))
         me, fellows = node.me.node_id, dict.fromkeys(map(NodeId, self._fellows()))
         for entry in node.interest.view.used():
