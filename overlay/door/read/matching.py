@@ -102,6 +102,8 @@ class Slice:
 
     def __init__(self, portions: Sequence[Portion], catalogue: Catalogue) -> None:
         self.portions = portions
+        self.errors = 0
+        """Rows that a test could not compare, summed over its terms: Spark would report an error in ANSI mode."""
         self._catalogue = catalogue
         self._rows = [catalogue.decoded(portion.kept.batch, to_cut=False) for portion in portions]
         counts = [rows.num_rows for rows in self._rows]
@@ -227,6 +229,7 @@ class RowTest:
         """The rows that match; None: there are none."""
         terms = BatchTerms(rows.columns(self.names))
         mask = terms.mask(self.condition)
+        rows.errors = terms.errors
         if rows.is_one_batch and not self.left_out and mask.all():
             return rows.whole()
         matched = rows.within(np.flatnonzero(mask))
