@@ -82,6 +82,12 @@ def test_explain_shows_what_a_filter_means_and_decides(door: str) -> None:
     assert (found["rows"], found["batches"], found["cpu_ms_per_million_rows"]) == (0, 0, None)
     newest = channel.explain("explained", "TRUE", rows=10)
     assert (newest["rows"], newest["matching_rows"], newest["columns"]) == (10, 10, [])
+    assert newest["error_rows"] == 0
+    said = CliRunner().invoke(
+        main, ["explain", "--topic", "explained", "--where", "n = 'x' OR at LIKE '%'", "--rows", "7"]
+    )
+    assert "rows: 0 of 7 pass" in said.stdout
+    assert "\nerrors: 2,000 times a value could not be compared, which is no match: " in said.stdout
 
 
 def test_explain_refuses_what_cannot_be_explained(door: str) -> None:

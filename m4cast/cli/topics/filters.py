@@ -68,6 +68,11 @@ def explain(channel: Channel, as_json: bool, where: str, language: str | None, t
         click.echo("opaque: it has too many alternatives to be indexed or compared with others; it works as any other")
     click.echo(_summaries(found))
     click.echo(_passing(found))
+    if found["error_rows"]:
+        click.echo(
+            f"errors: {found['error_rows']:,} times a value could not be compared, which is no match: give the "
+            "constant the type of its column"
+        )
 
 
 def _summaries(found: dict[str, Any]) -> str:

@@ -76,11 +76,13 @@ class Explaining:
             "known_columns": known.names,
             "is_opaque": is_opaque(profile.condition),
             **self._tested(allowed, [span for span in spans if span.first < span.next], caller),
+            # A batch is compared whole: also rows that a token with a filter may not see.
+            **({} if caller.rights.filter_of(question.topic) is None else {"error_rows": None}),
         }
 
     def _tested(self, profile: Profile, spans: list[StreamSpan], caller: Caller) -> dict[str, Any]:
         test, is_ruled_out = row_test(profile), ruled_out_by(profile.condition)
-        batches, summarised, passed_over, matching = 0, 0, 0, 0
+        batches, summarised, passed_over, matching, errors = 0, 0, 0, 0, 0
         seen_until = 0
 
         def rules_out(head: SummarisedBatch) -> bool:
@@ -106,6 +108,7 @@ class Explaining:
                 for tested, found in examined(stretch.portions, self._catalogue, count, SLICE_ROWS):
                     rows += tested.row_count
                     matching += found
+                    errors += tested.errors
                 spent_s = time.thread_time() - began_s
                 cpu_s += spent_s
                 self._pacing.pay(caller, spent_s)
@@ -116,6 +119,7 @@ class Explaining:
             "passed_over_batches": passed_over,
             "rows": rows,
             "matching_rows": matching,
+            "error_rows": errors,
             "cpu_ms_per_million_rows": round(cpu_s * 1e9 / rows, 3) if rows else None,
         }
 

@@ -21,7 +21,7 @@ from m4cast.overlay.door.read.filtered_call import FilteredCall
 from m4cast.overlay.door.read.live_matching import Inbox, LiveMatching
 from m4cast.overlay.door.read.matching import Found, Portion, RowTest, Slice, examined, row_test
 from m4cast.overlay.door.read.pacing import Pacing
-from m4cast.overlay.door.read.portions import PortionReader, ruled_out_by
+from m4cast.overlay.door.read.portions import PortionReader, ruled_out_by, spared
 from m4cast.overlay.door.read.reading import Reading, whole_streams
 from m4cast.overlay.door.read.stream_answer import FilteredShape, Piece, TestedSpan
 from m4cast.overlay.door.read.table_reading import TableReading
@@ -180,6 +180,7 @@ class FilteredReading:
                 schema=schema,
                 whose=whose,
                 rows_at_once=payload.rows_at_once(schema),
+                row_bytes=shape.row_bytes,
             ),
         )
         self._report_columns(call)
@@ -204,7 +205,7 @@ class FilteredReading:
     def _steps(self, call: FilteredCall, span: StreamSpan) -> Iterator[TestedSpan]:
         """A span, tested from its beginning to its end."""
         topic = span.stream.topic
-        test, rules_out = call.tests[topic], ruled_out_by(call.profile(topic).condition)
+        test, rules_out = call.tests[topic], spared(ruled_out_by(call.profile(topic).condition))
         skip_missing = call.get.skip_missing or topic in call.get.sparse
         for stretch in self._portions.read(span, skip_missing=skip_missing, rules_out=rules_out):
             if not stretch.portions:

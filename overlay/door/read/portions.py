@@ -17,6 +17,10 @@ from m4cast.overlay.value import value
 
 HEADS_AT_ONCE = 256
 """Batches whose summaries are read in one transaction. More: a cancelled call is noticed later. Guess."""
+IN_VAIN_MAX = 32
+"""Summaries in a row that rule nothing out, after which only some are looked at. Guess."""
+ONE_IN = 4
+"""Then one of so many is looked at: as many batches, less one, are tested in vain when matches end. Guess."""
 RulesOut = Callable[[SummarisedBatch], bool]
 
 
@@ -40,6 +44,23 @@ def ruled_out_by(condition: Condition) -> RulesOut:
         return summary is not None and not may_match(condition, summary)
 
     return rules_out
+
+
+def spared(rules_out: RulesOut) -> RulesOut:
+    """The same test, which decides nothing about most batches while it does not help: where everything matches,
+    summaries would cost as much as testing rows. A batch that it rules out makes it look at every batch again."""
+    looked = in_vain = 0
+
+    def rules_some_out(head: SummarisedBatch) -> bool:
+        nonlocal looked, in_vain
+        looked += 1
+        if in_vain >= IN_VAIN_MAX and looked % ONE_IN:
+            return False
+        is_out = rules_out(head)
+        in_vain = 0 if is_out else in_vain + 1
+        return is_out
+
+    return rules_some_out
 
 
 class PortionReader:

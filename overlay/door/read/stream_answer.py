@@ -47,6 +47,8 @@ class FilteredShape:
     whose: Mapping[str, str]
     """The metadata of record batches about this node, unless rows have it as columns."""
     rows_at_once: int
+    row_bytes: int
+    """The number of bytes by which a row may be larger in the answer than in its batch."""
 
 
 @value
@@ -85,7 +87,7 @@ class StreamAnswer:
         elif step.found is not None:
             self._waiting.append(step.found)
             self._rows += step.found.rows.num_rows
-            self._bytes += step.found.rows.nbytes
+            self._bytes += step.found.size
 
     @property
     def due_at(self) -> float:
@@ -112,6 +114,9 @@ class StreamAnswer:
         """Split by bytes, so that any client accepts each message, unless a single row is too large."""
         waiting, self._waiting = self._waiting, []
         self._rows = self._bytes = 0
+        if len(waiting) == 1 and waiting[0].whole is not None and self._fits(waiting[0].whole):
+            yield self._seen(waiting[0]), self._certificate(self.next)
+            return
         seen = [self._seen(found) for found in waiting]
         rows = seen[0] if len(seen) == 1 else pa.concat_batches(seen)
         del seen
@@ -128,6 +133,11 @@ class StreamAnswer:
             piece = payload.fitting(rows.slice(at, self._shape.rows_at_once))
             at += piece.num_rows
             yield piece, self._certificate(self.next if at == rows.num_rows else int(sequences[at - 1]) + 1)
+
+    def _fits(self, whole: Kept) -> bool:
+        """True if all rows of a batch certainly fit into one piece."""
+        count, size = whole.batch.row_count, len(whole.batch.content)
+        return count <= self._shape.rows_at_once and size + count * self._shape.row_bytes <= payload.PIECE_BYTES_MAX
 
     def _seen(self, found: Found) -> pa.RecordBatch:
         shape, count = self._shape, len(found.sequences)

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import xxhash
 from pyarrow import types
@@ -393,7 +394,7 @@ def found_rows(rows: pa.RecordBatch, columns: pa.Schema, added: Iterable[pa.Arra
 
 def repeatable(numbers: Any, count: int) -> pa.Array:
     """An array of numpy's with so many numbers, or with one that all rows have."""
-    return pa.array(numbers) if len(numbers) == count else pa.repeat(pa.scalar(int(numbers[0]), pa.int64()), count)
+    return pa.array(numbers if len(numbers) == count else np.full(count, numbers[0]))
 
 
 def moments(at_ms: Any, count: int) -> pa.Array:

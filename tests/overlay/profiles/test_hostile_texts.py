@@ -1,13 +1,15 @@
 """Filters are code from strangers: whatever the text, it is parsed or refused with the place named."""
 
 import string
+import sys
 from collections.abc import Callable
 from random import Random
+from types import FrameType
 
 import pytest
 
 from m4cast.overlay.profiles.condition import Condition, FilterError, check_limits, text_of
-from m4cast.overlay.profiles.languages import diet, json_form, sql
+from m4cast.overlay.profiles.languages import canonical, diet, json_form, sql
 
 TOKENS = [
     *("a", "b", "`x y`", "a.b", "lower(a)", "1", "-2.5", "1e3", "'t'", "'%a%'", '"q"', "NULL", "TRUE", "X'00'"),
@@ -99,6 +101,50 @@ def test_hostile_texts_are_parsed_or_refused_with_the_place(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 140))
 def test_hostile_texts_at_length(seed: int) -> None:
     try_all(seed, 2_500)
+
+
+def steps_of(parse: Callable[[str], Condition], text: str) -> int:
+    """The calls of functions, Python's and C's, that a parse takes: as many every time, on any machine."""
+    steps = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal steps
+        steps += event in ("call", "c_call")
+
+    parsed_or_refused(parse, text)  # what is imported, made or remembered once
+    sys.setprofile(count)
+    try:
+        parsed_or_refused(parse, text)
+    finally:
+        sys.setprofile(None)
+    return steps
+
+
+GROWING: dict[str, Callable[[int], str]] = {
+    "terms": lambda size: " AND ".join(f"a{at} = {at}" for at in range(size // 16)),
+    "alternatives of one column": lambda size: " OR ".join(f"a = {at}" for at in range(size // 16)),
+    "a list": lambda size: f"a IN ({', '.join(map(str, range(size // 6)))})",
+    "a text": lambda size: f"a = '{'x' * size}'",
+    "quotes": lambda size: f"a = '{chr(39) * 2 * (size // 2)}'",
+    "a pattern": lambda size: f"a LIKE '{'%a' * (size // 2)}'",
+    "words": lambda size: f"words(a, '{' '.join(f'w{at}' for at in range(size // 6))}')",
+    "names": lambda size: f"`{'n' * size}` = 1",
+    "digits": lambda size: f"a = {'1' * size}",
+    "parentheses": lambda size: " OR ".join("((((a = 1))))" for _ in range(size // 20)),
+    "negations": lambda size: " AND ".join("NOT (NOT (a < 1))" for _ in range(size // 24)),
+    "nothing that is allowed": lambda size: "@" * size,
+    "what is not closed": lambda size: "(" * 20 + "'" + "x" * size,
+}
+
+
+@pytest.mark.parametrize("what", GROWING)
+def test_parsing_takes_steps_in_proportion_to_the_text(what: str) -> None:
+    """Four times the text, up to the limit of 4,096 bytes: at most five times the steps."""
+    short, long = (GROWING[what](size) for size in (1_000, 4_000))
+    assert len(short) < len(long) <= 4_096
+    for language in (sql, diet, json_form, canonical):
+        before, after = steps_of(language.parse, short), steps_of(language.parse, long)
+        assert after <= 5 * before + 200, (language.__name__, before, after)
 
 
 def test_nesting_of_any_depth_is_refused() -> None:

@@ -187,6 +187,7 @@ def test_statistics_of_a_topic_leave_out_what_other_rows_add_to(guarded: Served)
 def test_explain_counts_only_rows_that_the_token_may_see(guarded: Served) -> None:
     explained = {name: channel_of(guarded, name).explain("orders", "amount >= 0") for name in ("all", "poland")}
     assert explained["all"]["matching_rows"] == 60
+    assert (explained["all"]["error_rows"], explained["poland"]["error_rows"]) == (0, None)
     assert explained["poland"]["matching_rows"] == len(allowed("poland", None))
     assert explained["poland"]["canonical"] == parse("amount >= 0").text, "not the filter of the token"
 

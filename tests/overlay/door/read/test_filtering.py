@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 
 from m4cast.overlay.door.access.rights import EVERYTHING, Caller
 from m4cast.overlay.door.read import stream_answer
+from m4cast.overlay.door.read.portions import spared
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.requests import Form, Get
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.profiles import parse
 from m4cast.overlay.protocol.wire.frame import seal
-from m4cast.overlay.store.store import Kept
+from m4cast.overlay.store.store import Kept, SummarisedBatch
 from tests.overlay.door.read.filtered_parts import FilteredStore, filtered_store, sequences_of, where_of
 from tests.overlay.door.read.test_reading import arrow_batch
 from tests.overlay.protocol.stream_parts import chain, stream_id
@@ -258,6 +260,48 @@ def test_batches_that_their_summary_rules_out_are_not_read(
             assert [rows["first_sequence"][0].as_py() for rows, _ in pieces if rows.num_rows] == [13, 29]
         else:
             assert sequences_of(pieces) == [14, 31]
+
+
+def test_where_summaries_rule_nothing_out_few_are_looked_at_until_one_does() -> None:
+    looked: list[int] = []
+
+    def rules_out(head: SummarisedBatch) -> bool:
+        looked.append(head.first_sequence)
+        return head.first_sequence >= 50
+
+    sparing = spared(rules_out)
+    found = [sparing(SummarisedBatch(at, at + 1, None, 0)) for at in range(60)]
+    assert looked == [*range(32), 35, 39, 43, 47, *range(51, 60)]
+    assert found == [False] * 51 + [True] * 9, "at most three batches are tested in vain when matches end"
+
+
+@pytest.mark.parametrize("form", ["rows", "batches"])
+def test_a_batch_of_which_all_rows_match_is_given_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Form
+) -> None:
+    whole, part = numbers(0, 5_000), pa.record_batch({"n": [3, None] * 2_500})
+    numbered = 0
+
+    def flatnonzero(mask: Any) -> Any:
+        nonlocal numbered
+        numbered += 1
+        return original(mask)
+
+    original = np.flatnonzero
+    monkeypatch.setattr(np, "flatnonzero", flatnonzero)
+    with filtered_store(tmp_path, chunk_bytes=1) as here:
+        here.publish(A, whole, part, whole)
+        pieces = list(here.read(between(1, 15_001, profile=parse("n >= 0"), form=form))[1])
+        assert sequences_of(pieces) == [*range(1, 5_001), *range(5_001, 10_001, 2), *range(10_001, 15_001)]
+        assert pa.concat_tables(pa.Table.from_batches([rows]) for rows, _ in pieces)["n"].to_pylist() == [
+            *whole["n"].to_pylist(),
+            *[3] * 2_500,
+            *whole["n"].to_pylist(),
+        ]
+        assert numbered == 1, "rows are singled out in the batch alone that has others"
+        numbered = 0
+        assert sequences_of(list(here.read(between(2, 5_000, profile=parse("n >= 0")))[1])) == list(range(2, 5_000))
+        assert numbered == 1, "nor is a batch whole of which a part is asked for"
 
 
 def test_a_column_that_is_not_summarised_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
