@@ -3,6 +3,8 @@
 python -m tests.simulation.soak                     from seed 100,000 on, two at a time, until Ctrl-C
 python -m tests.simulation.soak --seed 7 --trace    seed 7, with the end of its trace when it fails
 python -m tests.simulation.soak --seed 7 --digest   one line: a digest of the whole trace
+
+Each seed is also one of the clients' campaign, with partitions and with places that freeze.
 """
 
 import argparse
@@ -19,6 +21,7 @@ from typing import NamedTuple
 import xxhash
 
 from m4cast.overlay.sim.campaign import SeedOutcome, run_seed
+from m4cast.overlay.sim.clients.campaign import run_clients_seed
 from tests.simulation.canonical import SEEDS as CANONICAL_SEEDS
 from tests.simulation.canonical import Recorder
 
@@ -52,8 +55,18 @@ def attempt(seed: int) -> Attempt:
         gc.collect()
 
 
+def attempt_all(seed: int) -> Attempt:
+    """The same, and the clients of this seed."""
+    try:
+        run_clients_seed(seed, partitions=seed % 2 == 0, freezes=seed % 3 != 0)
+    except Exception as error:
+        return Attempt(seed, None, f"seed {seed} of clients: {type(error).__name__}: {error}", "")
+    return attempt(seed)
+
+
 def replay(seed: int, trace: Callable[[str], None] | None) -> bool:
     try:
+        print(run_clients_seed(seed, partitions=seed % 2 == 0, freezes=seed % 3 != 0))
         print(run_seed(seed, trace))
     except Exception:
         traceback.print_exc()
@@ -78,7 +91,7 @@ def soak(first: int, processes: int) -> int:
     started = time.monotonic()
     failures = 0
     with get_context("spawn").Pool(processes) as pool:
-        for count, each in enumerate(pool.imap_unordered(attempt, itertools.count(first)), start=1):
+        for count, each in enumerate(pool.imap_unordered(attempt_all, itertools.count(first)), start=1):
             if each.broken:
                 failures += 1
                 print(each.broken, flush=True)
