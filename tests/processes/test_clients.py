@@ -54,11 +54,11 @@ def test_clients_outlive_their_access_points(
                 publisher.wait_for_more(rng.randrange(ROWS_BETWEEN))
                 cluster.start(victim)
                 if number % DISK_EVERY == 2:
-                    group = rng.randrange(groups)
-                    started[group].kill()
-                    started[group].communicate(timeout=TIMEOUT_S)
+                    killed = rng.randrange(groups)
+                    started[killed].kill()
+                    started[killed].communicate(timeout=TIMEOUT_S)
                     publisher.wait_for_more(rng.randrange(ROWS_BETWEEN))
-                    started[group] = start(group)
+                    started[killed] = start(killed)
         outcomes = []
         for group in started:
             said, _ = group.communicate(f"{publisher.rows - 1}\n", timeout=2 * TIMEOUT_S)
