@@ -93,6 +93,7 @@ ROOMS = {
             "m4cast.overlay.refusals",
             f"{PROTOCOL}.clients.memory",  # the library's half of a contract that is simulated with the node's half
             f"{PROTOCOL}.clients.state",
+            f"{PROTOCOL}.clients.packed_state",  # the same state, as it is shipped
             f"{PROTOCOL}.clients.group",
             f"{PROTOCOL}.clients.letters",  # what clients say to each other; nodes carry it
             f"{PROTOCOL}.clients.chats",

@@ -4,6 +4,8 @@ python -m tests.simulation.soak                     from seed 100,000 on, two at
 python -m tests.simulation.soak --first 100200 --count 100      these alone
 python -m tests.simulation.soak --seed 7 --trace    seed 7, with the end of its trace when it fails
 python -m tests.simulation.soak --seed 7 --digest   one line: a digest of the whole trace
+
+Each seed is also one of the clients' campaign, with partitions and with places that freeze.
 """
 
 import argparse
@@ -20,6 +22,7 @@ from typing import NamedTuple
 import xxhash
 
 from m4cast.overlay.sim.campaign import SeedOutcome, run_seed
+from m4cast.overlay.sim.clients.campaign import run_clients_seed
 from tests.simulation.canonical import SEEDS as CANONICAL_SEEDS
 from tests.simulation.canonical import Recorder
 
@@ -53,8 +56,18 @@ def attempt(seed: int) -> Attempt:
         gc.collect()
 
 
+def attempt_all(seed: int) -> Attempt:
+    """The same, and the clients of this seed."""
+    try:
+        run_clients_seed(seed, partitions=seed % 2 == 0, freezes=seed % 3 != 0)
+    except Exception as error:
+        return Attempt(seed, None, f"seed {seed} of clients: {type(error).__name__}: {error}", "")
+    return attempt(seed)
+
+
 def replay(seed: int, trace: Callable[[str], None] | None) -> bool:
     try:
+        print(run_clients_seed(seed, partitions=seed % 2 == 0, freezes=seed % 3 != 0))
         print(run_seed(seed, trace))
     except Exception:
         traceback.print_exc()
@@ -85,7 +98,7 @@ def soak(seeds: Iterable[int], processes: int) -> int:
     started = time.monotonic()
     failures = count = 0
     with get_context("spawn").Pool(processes) as pool:
-        for count, each in enumerate(pool.imap_unordered(attempt, seeds), start=1):
+        for count, each in enumerate(pool.imap_unordered(attempt_all, seeds), start=1):
             if each.broken:
                 failures += 1
                 print(each.broken, flush=True)

@@ -43,6 +43,14 @@ def test_partitions_in_any_order_change_nothing_of_it() -> None:
     assert sum(outcome.migrations for outcome in outcomes) > 3 * len(seeds)
 
 
+def test_places_that_freeze_and_go_on_with_what_they_knew_change_nothing_of_it() -> None:
+    """P67: an access point that was stopped knows nothing of where its clients went meanwhile."""
+    seeds = range(len(SEEDS) // 4)
+    outcomes = [run_clients_seed(seed, partitions=seed % 2 == 0, freezes=True) for seed in seeds]
+    assert outcomes[:10] != [run_clients_seed(seed) for seed in seeds[:10]]
+    assert sum(outcome.migrations for outcome in outcomes) > 3 * len(seeds)
+
+
 def test_a_seed_runs_the_same_way_twice() -> None:
     assert run_clients_seed(5) == run_clients_seed(5)
 

@@ -457,7 +457,7 @@ class Crossings(Observer):
     outputs = (Send,)
 
     def __init__(self) -> None:
-        self.sent: Counter[tuple[str, bytes]] = Counter()
+        self.frames: Counter[tuple[str, bytes]] = Counter()
 
     def output(self, place: Place, output: Output) -> None:
         frame = output.message if isinstance(output, Send) else None
@@ -465,7 +465,7 @@ class Crossings(Observer):
             frame.content if isinstance(frame, RoutedFrame) else frame.batch if isinstance(frame, BatchFrame) else None
         )
         if isinstance(batch, Batch):
-            self.sent[place.name, bytes(batch.content)] += 1
+            self.frames[place.name, bytes(batch.content)] += 1
 
 
 @pytest.mark.parametrize("hierarchy", [True, False])
@@ -488,4 +488,4 @@ def test_a_batch_crosses_once_to_an_access_point_however_many_of_its_clients_wan
     channel.run(5_000)
     crossing = [values for values in batches if set(values) & set("ABC")]
     assert held(access_point) == crossing
-    assert crossings.sent == {(origin.name, values.encode()): 1 for values in crossing}
+    assert crossings.frames == {(origin.name, values.encode()): 1 for values in crossing}

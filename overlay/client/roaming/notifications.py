@@ -9,6 +9,7 @@ long as one of the nodes does not answer, nothing is dropped: it may be the one 
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -59,12 +60,13 @@ class Notifications(Iterator[pa.RecordBatch]):
         self._asked_at = time.monotonic()
         self._has_answer = False
         """This call has returned a record batch."""
+        self._stopped = threading.Event()
 
     def __next__(self) -> pa.RecordBatch:
         if not self._client.is_manual and not self._mail:
             self._client.memory.acknowledge()
         self._asked_at = time.monotonic()
-        while self._idle_s is None or time.monotonic() - self._asked_at < self._idle_s:
+        while not self._stopped.is_set() and (self._idle_s is None or time.monotonic() - self._asked_at < self._idle_s):
             self._save_if_due()
             try:
                 current = self._open = self._open or self._call()
@@ -74,6 +76,8 @@ class Notifications(Iterator[pa.RecordBatch]):
                 continue
             except pa.ArrowException as error:
                 self._open = None
+                if self._stopped.is_set():
+                    break
                 self._recover(as_client_error(self._client.node or "the access point", error))
                 continue
             self._has_answer = True
@@ -85,6 +89,13 @@ class Notifications(Iterator[pa.RecordBatch]):
                 return rows
         self.close()
         raise StopIteration
+
+    def stop(self) -> None:
+        """End it from another thread: whoever waits for the next rows gets StopIteration."""
+        self._stopped.set()
+        current = self._open
+        if current is not None:
+            current.reader.cancel()
 
     def close(self) -> None:
         """End the call, and save what was acknowledged."""

@@ -11,6 +11,8 @@ WHERES = (None, "a", "b", "ab", "bc", "d")
 NAMES = ("p", "q", "r")
 CUT_SHARE = 0.04
 """The probability that a partition begins or ends."""
+FREEZE_SHARE = 0.08
+"""The probability that a place freezes, or that one goes on."""
 ROUNDS_MAX = 400
 """Liveness bound: rounds without faults until every client has everything."""
 
@@ -23,9 +25,10 @@ class ClientOutcome(NamedTuple):
     dropped: int
 
 
-def run_clients_seed(seed: int, steps: int = 250, *, partitions: bool = False) -> ClientOutcome:
+def run_clients_seed(seed: int, steps: int = 250, *, partitions: bool = False, freezes: bool = False) -> ClientOutcome:
     """One run; raises `Violation` when guarantee 12 is broken. `partitions`: the places fall apart into two groups, at
-    any time and for any time, between which neither rows nor news travel; clients reach both."""
+    any time and for any time, between which neither rows nor news travel; clients reach both. `freezes`: places stop in
+    the middle, and go on later with what they knew then."""
     world = ClientWorld(seed, places=3 + seed % 3, clients=3)
     loses_disks = seed % 4 == 0
     cuts = Random(seed)  # its own, so that runs without partitions stay as they are
@@ -33,8 +36,13 @@ def run_clients_seed(seed: int, steps: int = 250, *, partitions: bool = False) -
         if partitions and cuts.random() < CUT_SHARE:
             places = len(world.places)
             world.cut = frozenset() if world.cut else frozenset(cuts.sample(range(places), cuts.randint(1, places - 1)))
+        if freezes and cuts.random() < FREEZE_SHARE:
+            place = cuts.choice(world.places)
+            place.frozen = not place.frozen
         _step(world, loses_disks=loses_disks)
     world.cut = frozenset()
+    for place in world.places:
+        place.frozen = False
     _calm(world)
     return ClientOutcome(
         seed=seed,
@@ -52,13 +60,14 @@ def _step(world: ClientWorld, *, loses_disks: bool) -> None:
     if chance < 0.15:
         world.publish(topic, origin, "".join(random.choice(VALUES) for _ in range(random.randint(1, 4))))
     elif chance < 0.30:
-        if world.reaches(place, world.places[world.origins.index(origin) % len(world.places)]):
+        if not place.frozen and world.reaches(place, world.places[world.origins.index(origin) % len(world.places)]):
             world.replicate(place, topic, origin)
     elif chance < 0.36:
-        world.trim(place, topic, origin)
+        if not place.frozen:
+            world.trim(place, topic, origin)
     elif chance < 0.44:
         source = random.choice(world.places)
-        if place.up and source.up and source is not place and world.reaches(place, source):
+        if place.answers and source.answers and source is not place and world.reaches(place, source):
             world.spread(place, source)
     elif chance < 0.47:
         world.crash(place)

@@ -55,6 +55,8 @@ class ClientPlace:
     def __init__(self, number: int, topics: tuple[str, ...], origins: tuple[str, ...]) -> None:
         self.node_id = NodeId(number.to_bytes(16, "big"))
         self.up = True
+        self.frozen = False
+        """It runs, and does nothing: SIGSTOP, or a disk that hangs. What it had in memory is there afterwards."""
         self.lows: Frontier = {topic: dict.fromkeys(origins, 1) for topic in topics}
         self.nexts: Frontier = {topic: dict.fromkeys(origins, 1) for topic in topics}
         self.entry = ClientEntry()
@@ -63,6 +65,10 @@ class ClientPlace:
         """The lease; None: it holds nothing."""
         self.view: dict[NodeId, ClientEntry] = {}
         self.connections: dict[str, int] = {}
+
+    @property
+    def answers(self) -> bool:
+        return self.up and not self.frozen
 
     def seen(self, key: str) -> list[SeenRow]:
         entries = {**self.view, self.node_id: self.entry}
@@ -214,7 +220,7 @@ class ClientWorld:
 
     def connect(self, client: SimClient, place: ClientPlace) -> None:
         """As the library does it: with what it has, else with what the former access point has."""
-        if not place.up:
+        if not place.answers:
             return
         memory = client.memory
         brought, session = (None, 0) if memory is None else (memory.state, memory.session)
@@ -223,7 +229,7 @@ class ClientWorld:
         saved: Saved | None = None
         if isinstance(found, AttachRefusal) and found.elsewhere is not None and brought is None:
             former = next(each for each in self.places if each.node_id == found.elsewhere)
-            saved = former.states.get(client.key) if former.up else None
+            saved = former.states.get(client.key) if former.answers else None
             if saved is not None:
                 request = AttachRequest(client.digest, session, saved.state, create=False)
                 found = self._attach(client, place, request)
@@ -259,7 +265,7 @@ class ClientWorld:
 
     def is_connected(self, client: SimClient) -> bool:
         place = client.place
-        return place is not None and place.up and place.connections.get(client.key) == client.connection
+        return place is not None and place.answers and place.connections.get(client.key) == client.connection
 
     def save(self, client: SimClient) -> None:
         if not self.is_connected(client) or client.memory is None:
@@ -311,10 +317,10 @@ class ClientWorld:
         first = read.start.get(topic, {}).get(origin, 1)
         others = [place for place in self.places if place is not client.place]
         for place in (client.place, *others):
-            if place.up and place.lows[topic][origin] <= first:
+            if place.answers and place.lows[topic][origin] <= first:
                 self._send(client, place, read, topic, origin, first)
                 return
-        if all(place.up for place in self.places) and first < client.place.lows[topic][origin]:
+        if all(place.answers for place in self.places) and first < client.place.lows[topic][origin]:
             self._drop(client)
 
     def _send(

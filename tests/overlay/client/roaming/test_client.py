@@ -51,10 +51,10 @@ def until_known(served: Served, key: str, session: int = 1) -> None:
         served.run(node.until(is_known))
 
 
-def publish(served: Served, topic: str, first: int, count: int) -> None:
+def publish(served: Served, topic: str, first: int, count: int, acks: int = 2) -> None:
     """Rows on the disks of all nodes."""
     rows = [{"n": n, "kind": "even" if n % 2 == 0 else "odd"} for n in range(first, first + count)]
-    Channel([served.addresses[0]]).publish(topic, rows, acks=2)
+    Channel([served.addresses[0]]).publish(topic, rows, acks=acks)
 
 
 def got(client: Client) -> list[int]:

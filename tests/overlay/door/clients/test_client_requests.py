@@ -58,7 +58,7 @@ def test_one_call_has_a_greatest_number_of_clients() -> None:
     ("name", "unit", "longest"), [("content", b"x", CONTENT_BYTES_MAX), ("text", "x", TEXT_CHARACTERS_MAX)]
 )
 def test_a_message_has_a_greatest_size(name: str, unit: Any, longest: int) -> None:
-    message = {"to": "b", "sender": "a", "kind": "text", "id": "1"}
+    message: dict[str, Any] = {"to": "b", "sender": "a", "kind": "text", "id": "1"}
     assert len(getattr(checked(MailMessage(**message, **{name: unit * longest})), name)) == longest
     with pytest.raises(LocalProtocolError, match=f"at most {longest} are allowed"):
         checked(MailMessage(**message, **{name: unit * (longest + 1)}))
