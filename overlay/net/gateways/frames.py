@@ -68,6 +68,8 @@ from m4cast.overlay.net.gateways.messages import (
     StoredWish,
     StreamHead,
     TakenCharge,
+    TraceMessage,
+    TraceStep,
     UnitRows,
     WantedProfile,
     WantsAckNote,
@@ -115,6 +117,7 @@ _VALUES: dict[str, Any] = {
     "TakenCharge": TakenCharge,
     "ExportedStream": ExportedStream,
     "StreamHead": StreamHead,
+    "TraceStep": TraceStep,
 }
 _MESSAGES: dict[str, Any] = {
     message.__name__: message
@@ -134,6 +137,7 @@ _MESSAGES: dict[str, Any] = {
         ExportedStmt,
         *get_args(FindMessage),
         *get_args(ClientFindMessage),
+        *get_args(TraceMessage),
         StoredPlace,
         StoredCopy,
         StoredHead,
