@@ -217,7 +217,7 @@ def origin_of(event: EventId) -> NodeId:
     return NodeId(event.publisher[:16])
 
 
-def hop_part(copy: EventCopy, hops: int, head: StreamHead | None) -> CarriedCopy:
+def hop_part(copy: EventCopy, hops: int, head: StreamHead | None, *, is_final: bool = False) -> CarriedCopy:
     return CarriedCopy(
         number=copy.number,
         id=copy.event.id,
@@ -229,6 +229,7 @@ def hop_part(copy: EventCopy, hops: int, head: StreamHead | None) -> CarriedCopy
         mail_to=copy.event.to,
         hops=hops,
         head=head,
+        is_final=is_final,
     )
 
 

@@ -95,7 +95,7 @@ from m4cast.overlay.net.gateways.messages import (
 )
 from m4cast.overlay.net.gateways.places import GatewayPlaces
 from m4cast.overlay.net.gateways.reports.reports import CLIENT_FINDS, TRACES, MachineReports
-from m4cast.overlay.net.gateways.rules import GatewayRules, may_enter, may_leave
+from m4cast.overlay.net.gateways.rules import GatewayRules, is_banned, may_enter, may_leave
 from m4cast.overlay.net.gateways.view import view_of_links, view_of_units, view_of_way
 from m4cast.overlay.protocol.effects import Covered, Delivered, SendAcross
 from m4cast.overlay.protocol.wire.batch import Batch
@@ -176,6 +176,10 @@ class Gatekeeper:
         self.finding.pulled, self.finding.pull_over = self.imports.pulled, self.imports.pull_over
         self.demanded = Demanded(self._driver, side, self.finding, self._rules.on_demand(), self.feed, self._fellows)
         self.finding.frame_here = self.demanded.frame_here
+        self.finding.is_final = self._kept.is_final
+        self.finding.note_final = lambda stream, channel, is_final: self._kept.note_final(
+            stream, channel, is_final=is_final
+        )
         self.finding.serve = lambda link, call, stream: self._keep_task(self._serve(side, link, call, stream))
         self.exports = Exports(side, self._rules, self._kept, self.me, self._publish, self._fellows)
         self.exports.is_full = self._is_full
@@ -429,8 +433,11 @@ class Gatekeeper:
         if link is None:
             return
         found = self._kept.body(copy.event.id)
-        is_own = self._is_own(origin_of(copy.event.id))
-        if found is None or not may_leave(link.gateway, copy.event.topic, is_own=is_own):
+        topic, origin = copy.event.topic, origin_of(copy.event.id)
+        is_own = self._is_own(origin)
+        is_final = is_banned(link.gateway, topic) if is_own else self._kept.is_final(StreamId(origin, topic))
+        is_barred = is_final and not is_own and link.gateway is not None
+        if found is None or is_barred or not may_leave(link.gateway, topic, is_own=is_own):
             link.withheld += 1
             self.counts["withheld" if found else "lost-body"] += 1
             self.reports.ways.sent(copy.event.id, "withheld", link.peer)
@@ -438,12 +445,12 @@ class Gatekeeper:
             return
         body, hops = found
         if isinstance(body, StreamHead):
-            link.send(hop_part(copy, hops + 1, body))
+            link.send(hop_part(copy, hops + 1, body, is_final=is_final))
         else:
             link.sent_batches += 1
             link.sent_rows += body.row_count
             self.reports.ways.sent(copy.event.id, "sent", link.peer)
-            link.send(hop_part(copy, hops + 1, None), body)
+            link.send(hop_part(copy, hops + 1, None, is_final=is_final), body)
 
     def _is_own(self, origin: NodeId) -> bool:
         return self._side.is_own(origin)
@@ -583,6 +590,8 @@ class Gatekeeper:
             return
         content = part.head if batch is None else batch
         assert content is not None
+        stream = StreamId(origin_of(part.id), part.topic)
+        self._kept.note_final(stream, link.hello.channel, is_final=part.is_final)
         self._kept.add_body(part.id, content, part.hops)
         if batch is not None:
             self.reports.ways.began(part.id, batch, part.hops, "came", link.peer)

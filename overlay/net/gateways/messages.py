@@ -146,6 +146,8 @@ class CarriedCopy:
     hops: int
     head: StreamHead | None = None
     """In place of a batch."""
+    is_final: bool = False
+    """The channel that it was published on forbids the receiving one to pass it on to others (H46)."""
 
 
 @value
@@ -184,6 +186,8 @@ class StreamFindResp:
     low: int
     next: int
     first: int
+    is_final: bool = False
+    """As of `CarriedCopy`."""
 
 
 @value
