@@ -64,6 +64,7 @@ SUBCOMMANDS = {
     "topic": Subcommand("m4cast.cli.topics.topic:topic", "Describe a topic, change its settings, or delete its rows."),
     "topics": Subcommand("m4cast.cli.nodes.status:topics", "List the topics that a node knows."),
     "topology": Subcommand("m4cast.cli.nodes.status:topology", "Show or draw the graph of the channel."),
+    "trace": Subcommand("m4cast.cli.nodes.units:trace", "Show the way that a row took between channels."),
     "units": Subcommand("m4cast.cli.nodes.units:units", "Show the federation as a gatekeeper knows it."),
     "unsubscribe": Subcommand("m4cast.cli.topics.filters:unsubscribe", "Give up what `subscribe` registered."),
 }

@@ -51,7 +51,7 @@ UP_TIMEOUT_S = 120.0
 POLL_S = 0.1
 STARTS_AT_ONCE = 4
 """Clusters that are started at a time."""
-RULES = ("exports", "imports", "on_demand", "transits", "begin", "bytes_per_s_max", "queue_bytes_max")
+RULES = ("exports", "imports", "on_demand", "transits", "no_transit", "begin", "bytes_per_s_max", "queue_bytes_max")
 
 
 @dataclass(frozen=True, slots=True)

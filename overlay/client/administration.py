@@ -243,6 +243,15 @@ class Administration:
         units: dict[str, Any] = self._doors.ask_first("units", {})
         return units
 
+    def trace(self, topic: str, origin: str, sequence: int) -> dict[str, Any]:
+        """The way of a row between channels, from the first node, which has to be a gatekeeper (`is_gatekeeper`): the
+        `steps` that gatekeepers remember, in order, and whether one of them could not be asked (`is_cut`). Each step
+        has the `channel` and `address` of its gatekeeper, how many gateways the row had crossed (`hops`), its `kind`
+        (`issued`, `came`, `matched`, `sent`, `withheld`, `delivered`), and what belongs to it."""
+        question = {"topic": topic, "origin": origin, "sequence": sequence}
+        way: dict[str, Any] = self._doors.ask_first("trace", question)
+        return way
+
     def drain(self, copies: int | None = None) -> int | None:
         """Remove the first node from the channel for good: it accepts no more publishes, waits until `copies` other
         nodes (None: all its neighbours) have all its rows on disk, then leaves and stops.

@@ -133,6 +133,13 @@ class GatewayConfig:
         cost="traffic of this node for others; whoever exported the topic to here finds it further on",
         source="guess",
     )
+    no_transit: tuple[str, ...] = setting(
+        (),
+        "Topics under `exports` whose rows the channel at the other end must not pass on to further channels.",
+        allowed=TOPICS,
+        cost="nothing; the other channel's gatekeepers see to it, whatever their `transits` say",
+        source="guess",
+    )
     begin: str = setting(
         EARLIEST,
         "Where imported streams begin here: with all that is still kept over there, or with this time.",
@@ -248,6 +255,12 @@ def _gateway_problems(config: FederationConfig) -> list[str]:
         seen[place] = None
         if gateway.level > config.top:
             problems.append(f"[[gateway]] level = {gateway.level}: the federation has top = {config.top}: at most that")
+        kept = sorted(set(gateway.no_transit) - set(gateway.exports)) if ALL_TOPICS not in gateway.exports else []
+        if kept and kept != [ALL_TOPICS]:
+            problems.append(
+                f"[[gateway]] no_transit has {kept}, which exports does not: they do not leave: remove them, or add "
+                "them to exports"
+            )
         both = sorted(set(gateway.imports) & set(gateway.on_demand))
         if both:
             problems.append(

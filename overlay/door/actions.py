@@ -40,7 +40,7 @@ from m4cast.overlay.door.read.extents import Extents, FrontierQuestion, StreamEx
 from m4cast.overlay.door.refusals import bad_request
 from m4cast.overlay.door.selected.reads import ReadQuestion, parse_read_question
 from m4cast.overlay.door.services import DELIVERIES_COVER_ALL, Services
-from m4cast.overlay.ids import NodeId
+from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.node import Node
 
 Q = TypeVar("Q")
@@ -153,6 +153,20 @@ def _status(door: Services, _: None, caller: Caller) -> object:
         "streams": door.store.stream_count(),
         "filter_cpu_ms": filter_cpu_ms,
     }
+
+
+def _parse_row(fields: Fields) -> tuple[StreamId, int]:
+    origin, sequence = fields.node_id("origin"), fields.whole("sequence", 1, 2**62)
+    if origin is None or sequence is None:
+        raise bad_request("origin and sequence are missing: set them to the _origin and _sequence of a row")
+    return StreamId(origin, fields.topic()), sequence
+
+
+def _trace(door: Services, asked: tuple[StreamId, int], caller: Caller) -> object:
+    stream, sequence = asked
+    caller.rights.require_topics("read", (stream.topic,))
+    found = door.node.trace(stream, sequence, door.timeout_s)
+    return {"is_gatekeeper": False, "steps": [], "is_cut": False} if found is None else {"is_gatekeeper": True, **found}
 
 
 def _topology(door: Services, root: NodeId | None, caller: Caller) -> object:
@@ -520,6 +534,16 @@ _ROWS: tuple[Action[Any], ...] = (
         body="optional",
         parse=lambda fields: fields.node_id("root"),
         perform=_topology,
+    ),
+    Action(
+        name="trace",
+        right="read",
+        about='The way of a row between channels, as gatekeepers remember it: {"topic", "origin", "sequence"} -> '
+        '{"is_gatekeeper", "steps", "is_cut"}',
+        fields=("topic", "origin", "sequence"),
+        body="required",
+        parse=_parse_row,
+        perform=_trace,
     ),
     Action(
         name="units",

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from m4cast.overlay.door.frontiers import LOOK_S
 from m4cast.overlay.door.refusals import Refusal, gone, stopping
+from m4cast.overlay.ids import StreamId
 from m4cast.overlay.net.driver import Answer, Driver, Request
 from m4cast.overlay.protocol.effects import (
     Abort,
@@ -116,6 +117,23 @@ class NodeHandle:
     def units(self, timeout_s: float) -> dict[str, Any]:
         """Return the report of the gatekeeper beside the node; empty if there is none."""
         return self.look(lambda _: self._driver.network.federation(), timeout_s)
+
+    def trace(self, stream: StreamId, sequence: int, timeout_s: float) -> dict[str, Any] | None:
+        """Return the way of a row, from the gatekeeper beside the node; None if there is none."""
+        found: Future[dict[str, Any] | None] = Future()
+
+        def begin() -> None:
+            ask = self._driver.network.trace
+            if ask is None:
+                found.set_result(None)
+            else:
+                ask(stream, sequence, found.set_result)
+
+        self.later(begin)
+        try:
+            return found.result(timeout_s)
+        except TimeoutError:
+            raise Refusal("busy", f"gatekeepers did not answer within {timeout_s:g} s: repeat it later") from None
 
     def look(self, at: Callable[[Node], T], timeout_s: float) -> T:
         """The function's result, computed from the node on its loop."""

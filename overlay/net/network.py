@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.errors import RemoteProtocolError
+from m4cast.overlay.ids import StreamId
 from m4cast.overlay.net.connection import READ_BYTES, Connection
 from m4cast.overlay.net.listener import CLOSE_TIMEOUT_S, Listener
 from m4cast.overlay.net.refusals import Refusals
@@ -63,6 +64,8 @@ class NodeNetwork:
         """The node's certificates; None for a node without."""
         self.federation: Callable[[], dict[str, Any]] = dict
         """The report of the gatekeeper beside this node; empty if there is none."""
+        self.trace: Callable[[StreamId, int, Callable[[dict[str, Any]], None]], None] | None = None
+        """Asks the gatekeeper beside this node for the way of a row."""
         self._sink = sink
         self._flush_later = flush_later
         self._refusals = refusals

@@ -81,6 +81,10 @@ def test_a_gatekeeper_has_its_tables_beside_those_of_its_node(tmp_path: Path) ->
         ("[federation]\n[[gateway]]\nchannel = 'berlin'", 'the other channel\'s name "type/instance"'),
         ("[federation]\n[[gateway]]\n[[gateway]]", "is there twice: merge them"),
         ("[federation]\n[[gateway]]\nimports = ['a']\non_demand = ['a']", "on_demand has .'a'., which imports has too"),
+        (
+            "[federation]\n[[gateway]]\nexports = ['a']\nno_transit = ['b']",
+            "no_transit has .'b'., which exports does not",
+        ),
         ("[federation]\n[gateway]\nlevel = 1", r"\[\[gateway\]\] a list of tables: write them so"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`m4cast units`: the federation as a gatekeeper knows it."""
+"""`m4cast units`: the federation as a gatekeeper knows it. `m4cast trace`: the way of a row through it."""
 
 from typing import Any
 
@@ -7,10 +7,13 @@ from rich.table import Table
 from rich.tree import Tree
 
 from m4cast.console.access import FAIL_OVER, channel_options
+from m4cast.console.errors import warn
 from m4cast.console.options import command, json_option
 from m4cast.console.screen import Screen, print_json
 from m4cast.overlay.client import Channel
 from m4cast.overlay.errors import M4castError
+
+ORIGIN_DIGITS = 32
 
 
 @command()
@@ -31,8 +34,56 @@ def units(channel: Channel, as_json: bool) -> None:
     screen.print(_tree(view))
     screen.print(_links(view))
     screen.print(_wants(view))
+    if view["quiet"]:
+        click.echo(f"quiet, since nobody outside wants anything of them: {', '.join(view['quiet'])}")
     if view["failure"]:
         click.echo(f"not linked yet: {view['failure']}")
+
+
+@command()
+@click.option("--topic", default="default", show_default=True, help="Topic of the row.")
+@channel_options(FAIL_OVER, is_interruptible=True)
+@json_option
+@click.argument("row", metavar="ROW")
+def trace(channel: Channel, as_json: bool, topic: str, row: str) -> None:
+    """Show the way that a row took between channels: which gatekeepers had it, for whom they matched it, and where they
+    sent it. ROW is ORIGIN:SEQUENCE, as in the columns _origin and _sequence.
+
+    The node must be a gatekeeper: one with a [federation] (docs/FEDERATION.md). Gatekeepers remember the latest 4,096
+    batches.
+    """
+    origin, _, sequence = row.rpartition(":")
+    if len(origin) != ORIGIN_DIGITS or not sequence.isdecimal() or int(sequence) < 1:
+        raise click.UsageError(f"ROW is {row!r}: give ORIGIN:SEQUENCE, the _origin of the row in hex and its _sequence")
+    way = channel.trace(topic, origin, int(sequence))
+    if as_json:
+        print_json(way)
+        return
+    if not way["is_gatekeeper"]:
+        raise M4castError("this node is no gatekeeper: name one that has a [federation] in its configuration")
+    if not way["steps"]:
+        raise M4castError(f"no gatekeeper remembers row {row} of {topic!r}: it did not leave its channel, or long ago")
+    table = Table("gateways", "channel", "gatekeeper", "step", "", box=None, pad_edge=False)
+    for step in way["steps"]:
+        table.add_row(str(step["hops"]), step["channel"], step["address"], step["kind"], _detail(step))
+    Screen().print(table)
+    if way["is_cut"]:
+        warn("not every gatekeeper could be asked: steps may be missing")
+
+
+def _detail(step: dict[str, Any]) -> str:
+    if step["kind"] == "matched":
+        hits = ", ".join(map(_unit, step["hits"])) or "nobody"
+        return f"for {_unit(step['unit'])}: {hits}"
+    if step["kind"] == "delivered":
+        return f"for {', '.join(step['wants'])}"
+    way = {"came": "from ", "sent": "to ", "withheld": "from "}.get(step["kind"], "")
+    return f"{way}{step['peer']}"
+
+
+def _unit(unit: dict[str, Any]) -> str:
+    kind = {0: "node", 1: "channel"}.get(unit["level"], f"unit of level {unit['level']}")
+    return f"{kind} {unit['address'] or unit['id'][:8]}"
 
 
 def _tree(view: dict[str, Any]) -> Tree:

@@ -23,7 +23,7 @@ from m4cast.overlay.net.gateways.messages import (
     StreamPullCall,
     StreamPullResp,
 )
-from m4cast.overlay.net.gateways.rules import allows, may_enter, may_leave
+from m4cast.overlay.net.gateways.rules import allows, is_banned, may_enter, may_leave
 from m4cast.overlay.protocol.wire.batch import Batch
 
 ASKS_MAX = 4_096
@@ -70,6 +70,9 @@ class StreamFinding:
         self.pull_over: Callable[[StreamId], None] = lambda stream: None
         self.serve: Callable[[GatewayLink, StreamPullCall, StreamId], None] = lambda link, call, stream: None
         """Sends batches of the log."""
+        self.is_final: Callable[[StreamId], bool] = lambda stream: False
+        """Whether another channel's stream must not be passed on."""
+        self.note_final: Callable[[StreamId, str, bool], None] = lambda stream, channel, is_final: None
         self.frame_here: Callable[[AcrossFrame, bytes], None] = lambda message, frame: None
         """Takes a frame that is for this gatekeeper, from one that asks or that was asked."""
         self._side = side
@@ -148,7 +151,10 @@ class StreamFinding:
     def _is_here(self, ask: _Ask) -> bool:
         """Note what this gatekeeper keeps itself, if it may say so; whether that is what is asked for."""
         call, stream = ask.call, ask.stream
-        if ask.back is None or not may_leave(ask.back.gateway, call.topic, is_own=self._side.is_own(call.origin)):
+        is_own = self._side.is_own(call.origin)
+        if ask.back is None or not may_leave(ask.back.gateway, call.topic, is_own=is_own):
+            return False
+        if not is_own and ask.back.gateway is not None and self.is_final(stream):
             return False
         first = call.first
         if self._side.speaks_for(stream):
@@ -176,7 +182,9 @@ class StreamFinding:
         low, next_sequence, first = ask.best
         if ask.back is not None:
             if not ask.is_cut or low:
-                ask.back.send(StreamFindResp(ask.call.asker, ask.call.ask, low, next_sequence, first))
+                is_own = self._side.is_own(ask.call.origin)
+                is_final = is_banned(ask.back.gateway, ask.call.topic) if is_own else self.is_final(ask.stream)
+                ask.back.send(StreamFindResp(ask.call.asker, ask.call.ask, low, next_sequence, first, is_final))
             else:
                 ask.back.send(StreamFindResp(ask.call.asker, ask.call.ask, 0, 0, 1))  # not everybody could be asked
             return
@@ -237,7 +245,10 @@ class StreamFinding:
         if resp.low == 0 and resp.first == 1:
             ask.is_cut = True
         low, next_sequence, _ = ask.best
-        if resp.low and (not low or (resp.low, -resp.next) < (low, -next_sequence)):
+        if resp.low and link.gateway is not None and not self._side.is_own(ask.call.origin):
+            self.note_final(ask.stream, link.hello.channel, resp.is_final)
+        may_pass = ask.back is None or ask.back.gateway is None or not resp.is_final
+        if resp.low and may_pass and (not low or (resp.low, -resp.next) < (low, -next_sequence)):
             ask.best, ask.best_conn = (resp.low, resp.next, resp.first), link.conn
         if not ask.pending:
             self._end(ask)

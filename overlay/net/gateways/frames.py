@@ -68,6 +68,8 @@ from m4cast.overlay.net.gateways.messages import (
     StoredWish,
     StreamHead,
     TakenCharge,
+    TraceMessage,
+    TraceStep,
     UnitRows,
     WantedProfile,
     WantsAckNote,
@@ -115,6 +117,7 @@ _VALUES: dict[str, Any] = {
     "TakenCharge": TakenCharge,
     "ExportedStream": ExportedStream,
     "StreamHead": StreamHead,
+    "TraceStep": TraceStep,
 }
 _MESSAGES: dict[str, Any] = {
     message.__name__: message
@@ -134,6 +137,7 @@ _MESSAGES: dict[str, Any] = {
         ExportedStmt,
         *get_args(FindMessage),
         *get_args(ClientFindMessage),
+        *get_args(TraceMessage),
         StoredPlace,
         StoredCopy,
         StoredHead,
@@ -213,7 +217,7 @@ def origin_of(event: EventId) -> NodeId:
     return NodeId(event.publisher[:16])
 
 
-def hop_part(copy: EventCopy, hops: int, head: StreamHead | None) -> CarriedCopy:
+def hop_part(copy: EventCopy, hops: int, head: StreamHead | None, *, is_final: bool = False) -> CarriedCopy:
     return CarriedCopy(
         number=copy.number,
         id=copy.event.id,
@@ -225,6 +229,7 @@ def hop_part(copy: EventCopy, hops: int, head: StreamHead | None) -> CarriedCopy
         mail_to=copy.event.to,
         hops=hops,
         head=head,
+        is_final=is_final,
     )
 
 

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from random import Random, SystemRandom
 from typing import Any, Protocol, get_args
 
@@ -93,9 +94,9 @@ from m4cast.overlay.net.gateways.messages import (
     WithheldCopy,
 )
 from m4cast.overlay.net.gateways.places import GatewayPlaces
-from m4cast.overlay.net.gateways.reports.reports import CLIENT_FINDS, MachineReports
-from m4cast.overlay.net.gateways.rules import GatewayRules, may_enter, may_leave
-from m4cast.overlay.net.gateways.view import view_of_links, view_of_units
+from m4cast.overlay.net.gateways.reports.reports import CLIENT_FINDS, TRACES, MachineReports
+from m4cast.overlay.net.gateways.rules import GatewayRules, is_banned, may_enter, may_leave
+from m4cast.overlay.net.gateways.view import view_of_links, view_of_units, view_of_way
 from m4cast.overlay.profiles.languages.canonical import readable
 from m4cast.overlay.protocol.effects import Covered, Delivered, SendAcross
 from m4cast.overlay.protocol.wire.batch import Batch
@@ -176,15 +177,17 @@ class Gatekeeper:
         self.finding.pulled, self.finding.pull_over = self.imports.pulled, self.imports.pull_over
         self.demanded = Demanded(self._driver, side, self.finding, self._rules.on_demand(), self.feed, self._fellows)
         self.finding.frame_here = self.demanded.frame_here
+        self.finding.is_final = self._kept.is_final
+        self.finding.note_final = lambda stream, channel, is_final: self._kept.note_final(
+            stream, channel, is_final=is_final
+        )
         self.finding.serve = lambda link, call, stream: self._keep_task(self._serve(side, link, call, stream))
         self.exports = Exports(side, self._rules, self._kept, self.me, self._publish, self._fellows)
         self.exports.is_full = self._is_full
         self.places = GatewayPlaces(
             self.config, self.machine, self.feed, self.links.dial, lambda: list(self.links.links.values()), self._kept
         )
-        self.reports = MachineReports(
-            self._driver, self.machine, self.feed, self._fellows, self.links.links, self._rules
-        )
+        self.reports = MachineReports(self._driver, self.machine, self.feed, self._fellows, self.links, self._rules)
         self._perform(self.machine.start())
         self._want()
         self.reports.levels.look()
@@ -193,6 +196,7 @@ class Gatekeeper:
         self.places.start()
         self._driver.watchers.append(self._shown)
         self._driver.network.federation = self.view
+        self._driver.network.trace = self.trace
         self._keep_task(self.exports.run())
         self._keep_task(self._look_often())
         log.info("gatekeeper of %s at %s", self._rules.channel, self.links.address)
@@ -200,6 +204,7 @@ class Gatekeeper:
     async def stop(self) -> None:
         self._is_over = True
         self._driver.network.federation = dict
+        self._driver.network.trace = None
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:
@@ -279,6 +284,12 @@ class Gatekeeper:
             "failure": self.places.failure,
         }
 
+    def trace(self, stream: StreamId, sequence: int, answer: Callable[[dict[str, Any]], None]) -> None:
+        """Find the way of a row, for the door; called on the loop."""
+        self.reports.ways.trace(
+            stream, sequence, lambda steps, is_cut: answer(view_of_way(steps, self.machine, is_cut=is_cut))
+        )
+
     # ---- the machine
 
     def _now_ms(self) -> int:
@@ -324,6 +335,7 @@ class Gatekeeper:
             self.counts["lost-body"] += 1
             return []
         body, hops = found
+        self.reports.ways.delivered(output)
         if isinstance(body, Batch) and body.stream.topic not in self.demanded:
             self.imports.delivered(body, hops, NodeId(self.me))
         return [found]
@@ -413,6 +425,8 @@ class Gatekeeper:
         """Hand a batch of the log, or a head, to the machine."""
         event = head_event(body, self._driver.clock.wall_ms()) if isinstance(body, StreamHead) else event_of(body)
         self._kept.add_body(event.id, body, 0)
+        if isinstance(body, Batch):
+            self.reports.ways.began(event.id, body, 0, "issued")
         self.feed(PublishEvent(event))
 
     def _send_copy(self, conn: int, copy: EventCopy) -> None:
@@ -420,19 +434,24 @@ class Gatekeeper:
         if link is None:
             return
         found = self._kept.body(copy.event.id)
-        is_own = self._is_own(origin_of(copy.event.id))
-        if found is None or not may_leave(link.gateway, copy.event.topic, is_own=is_own):
+        topic, origin = copy.event.topic, origin_of(copy.event.id)
+        is_own = self._is_own(origin)
+        is_final = is_banned(link.gateway, topic) if is_own else self._kept.is_final(StreamId(origin, topic))
+        is_barred = is_final and not is_own and link.gateway is not None
+        if found is None or is_barred or not may_leave(link.gateway, topic, is_own=is_own):
             link.withheld += 1
             self.counts["withheld" if found else "lost-body"] += 1
+            self.reports.ways.sent(copy.event.id, "withheld", link.peer)
             link.send(WithheldCopy(copy.number))
             return
         body, hops = found
         if isinstance(body, StreamHead):
-            link.send(hop_part(copy, hops + 1, body))
+            link.send(hop_part(copy, hops + 1, body, is_final=is_final))
         else:
             link.sent_batches += 1
             link.sent_rows += body.row_count
-            link.send(hop_part(copy, hops + 1, None), body)
+            self.reports.ways.sent(copy.event.id, "sent", link.peer)
+            link.send(hop_part(copy, hops + 1, None, is_final=is_final), body)
 
     def _is_own(self, origin: NodeId) -> bool:
         return self._side.is_own(origin)
@@ -548,7 +567,7 @@ class Gatekeeper:
             case _ if isinstance(message, _FIND):
                 batch = batch_in(body) if isinstance(message, PulledBatch) else None
                 self.finding.heard(link, message, batch)
-            case _ if isinstance(message, CLIENT_FINDS):
+            case _ if isinstance(message, CLIENT_FINDS + TRACES):
                 self.reports.heard(link, message)
             case _:
                 self._machine_message(link, message)
@@ -577,7 +596,11 @@ class Gatekeeper:
             return
         content = part.head if batch is None else batch
         assert content is not None
+        stream = StreamId(origin_of(part.id), part.topic)
+        self._kept.note_final(stream, link.hello.channel, is_final=part.is_final)
         self._kept.add_body(part.id, content, part.hops)
+        if batch is not None:
+            self.reports.ways.began(part.id, batch, part.hops, "came", link.peer)
         self._feed_heard(link, LinkHeard(link.conn, copy))
 
     def _feed_heard(self, link: GatewayLink, heard: LinkHeard) -> None:

@@ -6,6 +6,7 @@
     event/ID, body/ID      a batch with something left to do for it, and the batch itself
     export/STREAM          how far an own stream was handed to the federation
     import/STREAM/FIRST    a batch that was delivered here and is not in the log yet
+    final/STREAM           a stream that must not be passed on, and the channel that said so
 
 A batch has a row only while it is needed, and is written once, however often what is left to do for it changes.
 """
@@ -36,7 +37,7 @@ from m4cast.overlay.net.gateways.messages import StreamHead
 from m4cast.overlay.protocol.wire.batch import Batch
 
 PLACE, LINK, WANT, EVENT, BODY = b"place", b"link/", b"want/", b"event/", b"body/"
-EXPORT, IMPORT, CLIENT = b"export/", b"import/", b"client/"
+EXPORT, IMPORT, CLIENT, FINAL = b"export/", b"import/", b"client/", b"final/"
 _ID = struct.Struct(">QQQ")
 _NUMBER = struct.Struct(">Q")
 CACHED_BYTES_MAX = 32 << 20
@@ -74,6 +75,7 @@ class KeptRows:
         self._on_disk: dict[EventId, None] = {}
         self._cached_bytes = 0
         self._came: list[EventId] = []
+        self._finals: dict[StreamId, str] = {}
 
     # ---- at the start
 
@@ -86,6 +88,8 @@ class KeptRows:
             kept["want", key[len(WANT) :].decode()] = want_in(content)
         for key, content in self._store.all(CLIENT):
             kept["client", key[len(CLIENT) :].decode()] = client_in(content)
+        for key, content in self._store.all(FINAL):
+            self._finals[stream_of_row(key[len(FINAL) :])] = content.decode()
         for _, content in self._store.all(EVENT):
             event, value = event_in(content)
             kept["event", event] = value
@@ -147,6 +151,19 @@ class KeptRows:
 
     def drop_import(self, stream: StreamId, first: int) -> None:
         self.rows[_import_key(stream, first)] = None
+
+    def note_final(self, stream: StreamId, channel: str, *, is_final: bool) -> None:
+        """A channel sent something of a stream, and said whether it may be passed on. It alone takes its ban back."""
+        if is_final and self._finals.get(stream) != channel:
+            self._finals[stream] = channel
+            self.rows[FINAL + stream_row(stream)] = channel.encode()
+        elif not is_final and self._finals.get(stream) == channel:
+            del self._finals[stream]
+            self.rows[FINAL + stream_row(stream)] = None
+
+    def is_final(self, stream: StreamId) -> bool:
+        """True if the stream must not be passed on to other channels."""
+        return stream in self._finals
 
     def put(self, rows: Rows) -> Any:
         """Write rows in one transaction; the answer is a future."""

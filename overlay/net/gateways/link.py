@@ -144,6 +144,11 @@ class GatewayLink:
         return tls.getpeercert(), tls.getpeercert(binary_form=True) or b""
 
     @property
+    def peer(self) -> str:
+        """The other end, for people."""
+        return f"{self.hello.channel} {self.hello.address}"
+
+    @property
     def peer_address(self) -> str:
         name = self._writer.get_extra_info("peername")
         return f"{name[0]}:{name[1]}" if name else "?"

@@ -146,6 +146,8 @@ class CarriedCopy:
     hops: int
     head: StreamHead | None = None
     """In place of a batch."""
+    is_final: bool = False
+    """The channel that it was published on forbids the receiving one to pass it on to others (H46)."""
 
 
 @value
@@ -184,6 +186,8 @@ class StreamFindResp:
     low: int
     next: int
     first: int
+    is_final: bool = False
+    """As of `CarriedCopy`."""
 
 
 @value
@@ -246,6 +250,43 @@ class ClientFindResp:
     is_cut: bool
 
 
+class TraceStep(NamedTuple):
+    """What a gatekeeper did with a batch."""
+
+    gatekeeper: UnitId
+    address: str
+    channel: str
+    hops: int
+    at_ms: int
+    kind: str
+    peer: str
+    unit: Unit | None
+    hits: tuple[Unit, ...]
+    wants: tuple[str, ...]
+
+
+@value
+class TraceCall:
+    """Asks for the way of the batch that has this row."""
+
+    asker: UnitId
+    ask: int
+    origin: NodeId
+    topic: str
+    sequence: int
+    hops: int
+
+
+@value
+class TraceResp:
+    """All who were asked beyond the sender have answered."""
+
+    asker: UnitId
+    ask: int
+    steps: tuple[TraceStep, ...]
+    is_cut: bool
+
+
 @value
 class StoredPlace:
     """`KeptPlace` on disk."""
@@ -298,6 +339,7 @@ class StoredWish:
 
 FindMessage = StreamFindCall | StreamFindResp | StreamPullCall | PulledBatch | StreamPullResp | AcrossFrame
 ClientFindMessage = ClientFindCall | ClientFindResp
+TraceMessage = TraceCall | TraceResp
 GatewayMessage = (
     GatewayHello
     | GatewayRefused
@@ -314,5 +356,6 @@ GatewayMessage = (
     | ExportedStmt
     | FindMessage
     | ClientFindMessage
+    | TraceMessage
 )
 """The messages that may be sent on a link."""

@@ -51,6 +51,11 @@ def may_leave(gateway: GatewayConfig | None, topic: str, *, is_own: bool) -> boo
     return gateway is None or allows(gateway.exports if is_own else gateway.transits, topic)
 
 
+def is_banned(gateway: GatewayConfig | None, topic: str) -> bool:
+    """True if own rows that leave by a gateway must not be passed on by the channel at its other end."""
+    return gateway is not None and allows(gateway.no_transit, topic)
+
+
 def may_enter(gateway: GatewayConfig | None, topic: str) -> bool:
     """True if rows may come in by a gateway: to stay, or to pass through."""
     return gateway is None or allows((*gateway.imports, *gateway.on_demand, *gateway.transits), topic)

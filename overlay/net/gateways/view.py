@@ -3,8 +3,9 @@
 from typing import Any
 
 from m4cast.overlay.federation.federation import Federation
-from m4cast.overlay.federation.units import GONE, address_text
+from m4cast.overlay.federation.units import GONE, Unit, address_text
 from m4cast.overlay.net.gateways.link import GatewayLink
+from m4cast.overlay.net.gateways.messages import TraceStep
 
 
 def view_of_units(machine: Federation) -> dict[str, Any]:
@@ -67,3 +68,23 @@ def view_of_links(links: list[GatewayLink], machine: Federation) -> list[dict[st
             }
         )
     return found
+
+
+def view_of_way(steps: list[TraceStep], machine: Federation, *, is_cut: bool) -> dict[str, Any]:
+    """The way of a batch. Units that this gatekeeper knows have their address; others their id."""
+    addresses = {record.unit: record.address for record in machine.vertex.records.values()}
+
+    def named(unit: Unit) -> dict[str, Any]:
+        return {"level": unit.level, "id": unit.id.hex(), "address": addresses.get(unit, "")}
+
+    shown = [
+        {
+            **step._asdict(),
+            "gatekeeper": step.gatekeeper.hex(),
+            "unit": None if step.unit is None else named(step.unit),
+            "hits": [named(unit) for unit in step.hits],
+            "wants": list(step.wants),
+        }
+        for step in steps
+    ]
+    return {"steps": shown, "is_cut": is_cut}

@@ -51,6 +51,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], dict[str, object]]] = {
     "subscription-changes": (ACTIONS["subscription-changes"].question, {"after": "c", "wait_ms": 2}),
     "subscriptions": (ACTIONS["subscriptions"].question, {"topic": "t", "seen": 1, "costs": True}),
     "unsubscribe": (ACTIONS["unsubscribe"].question, {"topic": "t", "where": "x > 1"}),
+    "trace": (ACTIONS["trace"].question, {"topic": "t", "origin": "0f" * 16, "sequence": 3}),
     "topology": (ACTIONS["topology"].question, {"root": "0f" * 16}),
     "topic-retention": (ACTIONS["topic-retention"].question, {"topic": "t", "max_bytes": 1}),
     "topic-summaries": (ACTIONS["topic-summaries"].question, {"topic": "t", "summarise": ["a", ["b", "c"]]}),

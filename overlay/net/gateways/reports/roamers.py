@@ -94,7 +94,7 @@ class ChannelRoamers:
             elif row.row.covered and len(self._asked) < FINDS_MAX:
                 self._asked[key] = now_s
                 self.finding.find(key, row.row.digest, row.row.session, self._answer(key, row.row.session))
-        self.finding.look()
+        self.finding.echo.look()
         if now_s - self._tidied_s >= TIDY_S:
             self._tidied_s = now_s
             self._tell()

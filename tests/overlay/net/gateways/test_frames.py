@@ -61,6 +61,9 @@ from m4cast.overlay.net.gateways.messages import (
     StreamHead,
     StreamPullCall,
     StreamPullResp,
+    TraceCall,
+    TraceResp,
+    TraceStep,
     WithheldCopy,
 )
 from m4cast.overlay.profiles.profile import read
@@ -110,6 +113,7 @@ NEWS = WantsNews(
     left=(("old", b""),),
 )
 CALL = AdditionCall(call=1, node=ID, bits=2, host="c:3", chain=(ID, OTHER), unit_level=1, unit_epoch=2, tried=(OTHER,))
+STEP = TraceStep(ID, "a:1", "m4cast/a", 1, 1_700_000_000_000, "matched", "", CLUSTER, (Unit(0, ID),), ("demand:t/",))
 MESSAGES: dict[str, tuple[GatewayMessage, Batch | None]] = {
     "hello": (GatewayHello(1, 1, False, ID, "127.0.0.1:7700", "m4cast/berlin", 1), None),
     "refused": (GatewayRefused("refused", "channel 'x': no [[gateway]] for it"), None),
@@ -137,6 +141,8 @@ MESSAGES: dict[str, tuple[GatewayMessage, Batch | None]] = {
     "pulled": (PulledBatch(ID, 1), BATCH),
     "pull-over": (StreamPullResp(ID, 1, 9), None),
     "across": (AcrossFrame(ID, 1, is_back=True), BATCH),
+    "trace": (TraceCall(ID, 1, NodeId(OTHER), "orders", 3, 1), None),
+    "trace-answer": (TraceResp(ID, 1, (STEP,), is_cut=True), None),
     "client-find": (ClientFindCall(ID, 1, "anna", bytes(16), 3, 1), None),
     "client-find-answer": (ClientFindResp(ID, 1, 2, (ID, OTHER), is_cut=False), None),
 }

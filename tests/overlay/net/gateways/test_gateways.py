@@ -8,10 +8,11 @@ from m4cast.overlay.federation.messages import EventCopy
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.net.certificates import make_ca, make_node_certificate
 from m4cast.overlay.net.gateways import frames
+from m4cast.overlay.net.gateways.finding import FoundRows
 from m4cast.overlay.net.gateways.frames import event_of, hop_part
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.frame import seal
-from tests.overlay.net.gateways.federated import Channels, gates, gateway, until
+from tests.overlay.net.gateways.federated import Channels, Member, gates, gateway, until
 from tests.overlay.net.running import TIMEOUT_S
 
 
@@ -146,6 +147,49 @@ def test_rows_pass_through_a_channel_only_where_its_rules_say_so(tmp_path: Path)
         await until(lambda: b1.keeper.counts["withheld"] >= 5)
         await until(lambda: bool(c1.rows("orders")))
         assert c1.rows("orders") == [(b1.node_id, 1, 1)]
+
+    run(tmp_path, scenario)
+
+
+async def low_found(member: Member, stream: StreamId) -> int:
+    """The first row of a stream that anybody beyond the gateways says it keeps; 0: none."""
+    answers: list[FoundRows | None] = []
+    member.keeper.finding.find(stream, 1, 0, answers.append)
+    await until(lambda: bool(answers))
+    (found,) = answers
+    return 0 if found is None else found.low
+
+
+def test_a_channel_forbids_another_to_pass_its_rows_on_whatever_that_ones_rules_say(tmp_path: Path) -> None:
+    """The ban is in the hop part, and survives a restart; rows that are looked for are not given either (H46)."""
+
+    async def scenario(channels: Channels) -> None:
+        (a1,), (b1,), (c1,) = [await channels.add(name, 1) for name in "abc"]
+        topics = ("secret", "open")
+        await a1.running.publish("secret", b"before there was a gateway")
+        await a1.open_gate(gates(gateway("b", exports=topics, no_transit=("secret",))))
+        passes = {"transits": topics}
+        b_rules = gates(gateway("a", address=a1.gate, imports=topics, **passes), gateway("c", **passes))
+        await b1.open_gate(b_rules)
+        await a1.running.publish("secret", b"0")
+        await until(lambda: len(b1.rows("secret")) == 2)
+        config = a1.config
+        assert config is not None
+        await a1.close_gate()
+        await b1.close_gate()
+        await b1.open_gate(b_rules)  # what it knows of the ban is on its disk
+        await c1.open_gate(gates(gateway("b", address=b1.gate, imports=topics)))
+        await until(lambda: bool(c1.keeper.links.links))
+        assert await low_found(c1, StreamId(a1.node_id, "secret")) == 0
+        await a1.open_gate(config)
+        await until(lambda: c1.keeper.active.get("import:secret") == 2)
+        for number in range(5):
+            await a1.running.publish("secret", b"%d" % number)
+            await a1.running.publish("open", b"%d" % number)
+        await until(lambda: len(c1.rows("open")) == 5 and len(b1.rows("secret")) == 7)
+        await until(lambda: b1.keeper.counts["withheld"] >= 5)
+        assert [await low_found(c1, StreamId(a1.node_id, topic)) for topic in topics] == [0, 1]
+        assert not c1.rows("secret")
 
     run(tmp_path, scenario)
 
