@@ -42,7 +42,7 @@ MODES = ("aligned", "spread")
 PARTS = 100
 """Values of the column that filters name: m of them are m %."""
 TAKERS = 5
-BURST_S = 0.02
+BURST_S = 0.05
 SECONDS, SECONDS_QUICK = 10, 4
 PATIENCE_S = 120.0
 FLOODED = "events"
@@ -283,10 +283,10 @@ def sample(spread: Spread, load: Load, seconds: float) -> Row:
         started_s, started_ns = time.monotonic(), time.time_ns()
         count, bursts = round(load.per_s * seconds), 0
         while len(parts) < count:
-            due_s = len(parts) / load.per_s
+            due_s = (len(parts) + _burst(load) - 1) / load.per_s
             time.sleep(max(0.0, started_s + due_s - time.monotonic()))
             passed = time.monotonic() - started_s
-            ready = min(count, max(len(parts) + 1, int(passed * load.per_s) + 1), len(parts) + _burst(load))
+            ready = min(count, max(len(parts) + 1, int(passed * load.per_s) + 1))  # all that are due
             part, due = _part(load, random, bursts), range(len(parts), ready)
             due_ns = [started_ns + int(each / load.per_s * 1e9) for each in due]
             publisher.publish(topic, rows_of([part] * len(due), due_ns, load.size))

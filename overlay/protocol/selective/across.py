@@ -40,6 +40,8 @@ class Across:
     out: list[SelectiveOutput]
     answer: Callable[[NodeId, SelectPullCall | BeginCall], None]
     """Answers a call of another channel."""
+    answer_here: Callable[[NodeId, SelectPullCall], None]
+    """Answers a call of a node of this channel."""
     is_gatekeeper: bool = False
     foreign: dict[NodeId, None] = field(default_factory=dict)
     """Origins beyond the gateways."""
@@ -49,6 +51,8 @@ class Across:
     """Origins that chose this node as a keeper."""
     _proxied: dict[int, tuple[NodeId, int]] = field(default_factory=dict)
     """Own call -> who asked, and by which call."""
+    _waiting: dict[tuple[StreamId, NodeId], SelectPullCall] = field(default_factory=dict)
+    """Calls of nodes here about what this node itself is asking for."""
 
     def ask(self, origin: NodeId, *, keep: bool) -> None:
         """An origin chooses this node as a keeper, or no longer does."""
@@ -93,7 +97,7 @@ class Across:
         if asker is not None:
             route(self.out, self.me, [Destination(asker[0], 0, 0)], replace(resp, call=asker[1]))
         elif isinstance(resp, SelectPullResp):
-            self.fetching.on_pull_answer(resp.origin, resp, now_ms)
+            self.fetching.on_pull_answer(resp.origin, resp, now_ms, is_from_beyond=True)
         else:
             self.fetching.on_begin_answer(resp.origin, resp, now_ms)
 
@@ -105,8 +109,13 @@ class Across:
             return False
         if isinstance(call, SelectPullCall):
             stream = StreamId(call.origin, call.topic)
-            if self.receiving.authority(stream, call.first_sequence, call.profiles).next > call.first_sequence:
+            if self._can_answer(stream, call):
                 return False
+            if self.fetching.is_asking(stream):
+                self._waiting[stream, sender] = call
+                while len(self._waiting) > PROXIED_MAX:
+                    self._waiting.pop(next(iter(self._waiting)))
+                return True
         self.fetching.last_call += 1
         self._proxied[self.fetching.last_call] = (sender, call.call)
         while len(self._proxied) > PROXIED_MAX:
@@ -115,7 +124,15 @@ class Across:
         route(self.out, self.me, beyond, replace(call, call=self.fetching.last_call))
         return True
 
+    def _can_answer(self, stream: StreamId, call: SelectPullCall) -> bool:
+        return self.receiving.authority(stream, call.first_sequence, call.profiles).next > call.first_sequence
+
     def moved(self, stream: SelectedStream, now_ms: int) -> None:
-        """More of a foreign stream is on disk: those who want something of it hear that it moved."""
+        """More of a foreign stream is on disk: those who want something of it hear that it moved, and those who asked
+        are answered."""
+        for of, asker in [key for key in self._waiting if key[0] == stream.id]:
+            if self._can_answer(of, call := self._waiting[of, asker]):
+                del self._waiting[of, asker]
+                self.answer_here(asker, call)
         if stream.id.origin in self.foreign and stream.durable.end > 1:
             self.speaking.open(stream.id, stream.durable.end, 0, now_ms)

@@ -154,6 +154,11 @@ class Fetching:
             return
         self._ask(stream, fetch, sources[fetch.attempts], now_ms, hole, lacking)
 
+    def is_asking(self, stream_id: StreamId) -> bool:
+        """True if a pull of the stream is under way."""
+        fetch = self._fetches.get(stream_id)
+        return fetch is not None and fetch.call > 0 and not fetch.begins
+
     def look_anew(self, stream: SelectedStream, now_ms: int) -> None:
         """Somebody to ask may have come: do not wait any longer."""
         fetch = self._fetches.get(stream.id)
@@ -240,7 +245,11 @@ class Fetching:
         self._timers.cancel(FetchDue(stream_id))
         return stream, fetch
 
-    def on_pull_answer(self, sender: NodeId, resp: SelectPullResp, now_ms: int) -> None:
+    def on_pull_answer(
+        self, sender: NodeId, resp: SelectPullResp, now_ms: int, *, is_from_beyond: bool = False
+    ) -> None:
+        """`is_from_beyond`: from another channel, where the end of the stream is ahead of what is on its way here, and
+        would be asked for before it can come."""
         answered = self._answered(sender, resp)
         if answered is None:
             return
@@ -248,7 +257,8 @@ class Fetching:
         if resp.is_fork:
             self._receiving.fork(stream)
             return
-        stream.heard = max(stream.heard, resp.next)
+        if not is_from_beyond:
+            stream.heard = max(stream.heard, resp.next)
         assert fetch.hole is not None, "a pull asks for a hole"
         hole, following = fetch.hole, min(resp.covered_next, fetch.hole.next)
         fetch.awaited = resp.batches

@@ -116,7 +116,14 @@ class Selective:
         self.keeping = Keeping(ids, self.demand, self.speaking, timers, self.out)
         self.keeping.coverage = self._kept
         self.across = Across(
-            self._me, self.demand, self.receiving, self.speaking, self.fetching, self.out, self._answer_beyond
+            self._me,
+            self.demand,
+            self.receiving,
+            self.speaking,
+            self.fetching,
+            self.out,
+            self._answer_beyond,
+            self.answering.on_pull,
         )
         self.fetching.has_view = lambda: self.keeping.has_view
         self.mending = Mending(self._me, settings, timers, next_token, self.out)

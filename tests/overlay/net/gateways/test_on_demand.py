@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from m4cast.overlay.ids import StreamId
+from m4cast.overlay.net.gateways.messages import AcrossFrame
 from m4cast.overlay.profiles import summary_bytes
 from m4cast.overlay.profiles.profile import parse
 from m4cast.overlay.profiles.summary import summarise
@@ -53,6 +54,35 @@ async def publish(member: Member, country: str) -> None:
 async def subscribe(member: Member, where: str, *, earliest: bool = False) -> None:
     wish = Wish("mine", TOPIC, await asyncio.to_thread(parse, where), earliest)
     await member.running.driver.request(lambda request: Subscribe(request, (wish,)))
+
+
+def test_batches_that_nobody_wants_are_asked_about_once_for_the_whole_channel(tmp_path: Path) -> None:
+    """Three nodes want the same rows; between two of these lie others, ten times."""
+
+    async def scenario(channels: Channels) -> None:
+        (a1,), (b1, b2, b3) = await channels.add("a", 1), await channels.add("b", 3)
+        await make_topic(a1)
+        await a1.open_gate(gates(gateway("b", exports=(TOPIC,))))
+        await b1.open_gate(gates(gateway("a", address=a1.gate, on_demand=(TOPIC,))))
+        for member in (b1, b2, b3):
+            await subscribe(member, "country = 'PL'")
+        await until(lambda: any(level == 2 for level in b1.keeper.active.values()))
+        stream, questions, answer = StreamId(a1.node_id, TOPIC), [], a1.keeper.finding.frame_here
+
+        def counted(message: AcrossFrame, frame: bytes) -> None:
+            questions.append(message)
+            answer(message, frame)
+
+        for number in range(11):
+            for country in ("DE", "DE", "PL"):
+                await publish(a1, country)
+            end = 3 * number + 4
+            for member in (b1, b2, b3):
+                await until(lambda member=member, end=end: covered(member, stream) == end)  # type: ignore[misc]
+            a1.keeper.finding.frame_here = counted  # the beginning of the stream is behind us
+        assert 10 <= len(questions) < 20, "by the gatekeeper, and not by each node again"
+
+    run(tmp_path, scenario)
 
 
 def covered(member: Member, stream: StreamId) -> int:
