@@ -98,7 +98,7 @@ def streamed(folder: Path, action: Callable[[str], None], topic: str | None = No
 
 
 def _rows_per_s(log: Path) -> float:
-    commits = []
+    commits: list[tuple[float, int]] = []
     for path in sorted(log.glob("*.json")):
         adds = [json.loads(line)["add"] for line in path.read_text().splitlines() if line.startswith('{"add"')]
         if adds:
