@@ -75,6 +75,8 @@ class Ingest:
     """In raw mode: columns and types to use instead of the topic's, such as `id long, price double`."""
     options: dict[str, str] = field(default_factory=dict)
     """More options of the source."""
+    where: dict[str, str] = field(default_factory=dict)
+    """Conditions in SQL, by topic: only rows that match are ingested."""
     engine: Engine | None = None
     """The engine that writes events tables and `deliveries`; None: `direct` where it is possible, otherwise `spark`."""
 
@@ -183,6 +185,12 @@ def _filled(state: FeedState, choice: "EngineChoice | None") -> Filled:
 @click.option(
     "--topic-pattern", metavar="REGEX", help="Topics whose complete name matches, including topics created later."
 )
+@options.pairs_option(
+    "--where",
+    "where",
+    metavar="TOPIC=CONDITION",
+    help="Ingest only the rows of a topic that match, as in orders=price>5.",
+)
 @click.option("--only", "kinds", multiple=True, type=click.Choice(KINDS), help="Write only these tables.")
 @click.option(
     "--continuous", is_flag=True, help="Run until Ctrl-C or SIGTERM, instead of ending when everything is ingested."
@@ -218,6 +226,7 @@ def ingest(
     columns: str | None,
     replay: bool,
     others: dict[str, str],
+    where: dict[str, str],
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -229,6 +238,10 @@ def ingest(
         raise click.UsageError("give --topic or --topic-pattern, not both")
     if raw and settings["engine"] == "direct":
         raise click.UsageError("--raw needs the engine spark: remove --engine")
+    if topics and (apart := sorted(set(where) - set(topics))):
+        raise click.UsageError(f"--where names topic {apart[0]!r}, which is not ingested: add --topic, or correct it")
+    if where and "where" in {name.lower() for name in others}:
+        raise click.UsageError("give --where for each topic, or --option where=... for all, not both")
     if columns and not (raw or replay):
         raise click.UsageError("--columns needs --raw or --replay")
     tables = command.folder_of(settings["tables"])
@@ -248,6 +261,7 @@ def ingest(
         raw=raw,
         columns=columns,
         options=others,
+        where=where,
         engine=settings["engine"],
     )
     spark = command.session_of("m4cast ingest", settings)

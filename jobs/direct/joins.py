@@ -75,6 +75,8 @@ class PlannedTopic:
     start: Start
     layout: str | None
     """`FileLayout` as JSON; None while the topic is not read, though its rows are retained."""
+    where: str | None = None
+    """The condition, in SQL, of the rows that are read."""
 
 
 @dataclass(frozen=True)

@@ -229,7 +229,10 @@ class SharedFeed(FeedRun):
         self._plan.write(
             {
                 name: PlannedTopic(
-                    topic.join.number, topic.join.start, None if topic.layout is None else topic.layout.to_json()
+                    topic.join.number,
+                    topic.join.start,
+                    None if topic.layout is None else topic.layout.to_json(),
+                    self._ingest.where.get(name),
                 )
                 for name, topic in self._topics.items()
                 if topic.join is not None

@@ -77,6 +77,7 @@ class TopicPart:
     layout: str | None
     """None: the driver has no table for it now."""
     spans: tuple[SequenceSpan, ...]
+    where: str | None = None
 
     @property
     def cost(self) -> int:
@@ -217,7 +218,8 @@ class SharedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         schema = arrow_schema(REPORTS)
         parts, row_filter = partition.value
         for part in parts:
-            reports = list(self._reports(part, row_filter))
+            own = row_filter if part.where is None else SourceFilter(part.where, "sql")
+            reports = list(self._reports(part, own))
             if reports:
                 yield pa.RecordBatch.from_pylist(reports, schema=schema)
 
@@ -305,7 +307,8 @@ def topic_parts(
         groups = [(span,) for span in mine if apart or span.rows >= OWN_TASK_ROWS]
         small = tuple(span for span in mine if not apart and span.rows < OWN_TASK_ROWS)
         for group in (*groups, *([small] if small else [])):
-            parts.append(TopicPart(topic, now[topic], begins[topic], layout, group))
+            where = None if planned is None else planned.where
+            parts.append(TopicPart(topic, now[topic], begins[topic], layout, group, where))
     return parts
 
 

@@ -20,6 +20,7 @@ from pyspark.sql.types import StructField, StructType
 
 from m4cast.jobs.direct.data_file import DataFile
 from m4cast.jobs.direct.layout import FileLayout
+from m4cast.jobs.direct.quick_commit import LastCommit
 from m4cast.overlay.errors import M4castError
 
 if TYPE_CHECKING:
@@ -43,9 +44,9 @@ CHANGED = frozenset(
     }
 )
 """Conflicts that are resolved by another attempt on the table as it is then."""
-CHECKSUM = "CHECKSUM_SIMPLE"
-"""The post-commit hook of Kernel that is left out: it would write a checksum of the table's state, which others may use
-to open the table faster, and take half as long as the commit again."""
+CHECKPOINT = "CHECKPOINT"
+"""The only post-commit hook of Kernel that is run. Another would write a checksum of the table's state, which others
+may use to open the table faster, and take as long as the commit again."""
 EXISTS = "io.delta.kernel.exceptions.TableAlreadyExistsException"
 
 
@@ -79,6 +80,7 @@ class TableLog:
         self._engine = _ENGINES[spark]
         self._seen: Any = None
         """The table as it was last seen, for the next commit: Kernel checks what others have committed since."""
+        self._last: LastCommit | None = None
 
     @staticmethod
     def is_available(spark: "SparkSession") -> bool:
@@ -99,7 +101,17 @@ class TableLog:
 
     def properties(self) -> dict[str, str]:
         """As last seen."""
-        return dict(self._last_seen().getMetadata().getConfiguration())
+        return self._properties(self._last_seen())
+
+    @staticmethod
+    def _properties(snapshot: Any) -> dict[str, str]:
+        return dict(snapshot.getMetadata().getConfiguration())
+
+    @staticmethod
+    def _features(snapshot: Any) -> list[str]:
+        """Delta's writer features that the table has, also those that its protocol implies."""
+        found = snapshot.getProtocol().getImplicitlyAndExplicitlySupportedFeatures().toArray()
+        return [str(feature.featureName()) for feature in found]
 
     def version(self) -> int:
         """Delta's number of the table's present version."""
@@ -161,6 +173,11 @@ class TableLog:
         """Add the files to the table in one commit. False if the log already has this micro-batch of the query."""
         rows = sum(file.rows for file in files)
         writer = f"{WRITER} query {query}, micro-batch {micro_batch}, {rows} rows"
+        if self._last is not None:
+            self._last = self._last.followed(files, layout, query, micro_batch, writer)
+            self._seen = None
+            if self._last is not None:
+                return True
         for attempt in range(COMMITS_MAX):
             snapshot, self._seen = self._last_seen(), None
             if not layout.is_part_of(_columns(snapshot)):
@@ -181,11 +198,15 @@ class TableLog:
                 raise TableLogError(
                     f"[M4CAST_COMMIT_FAILED] {self._path}: {name.rpartition('.')[2]}: {problem}"
                 ) from error
-            for hook in done.getPostCommitHooks():
-                if hook.getType().toString() != CHECKSUM:
-                    self._invoke(hook)
+            hooks = done.getPostCommitHooks()
+            for at in range(hooks.size()):  # the end of an iterator would be an exception of Java's, which is slow
+                if hooks.get(at).getType().toString() == CHECKPOINT:
+                    self._invoke(hooks.get(at))
             after = done.getPostCommitSnapshot()
             self._seen = after.get() if after.isPresent() else None
+            self._last = LastCommit.noted(
+                int(done.getVersion()), query, micro_batch, layout, self._features(snapshot), self._properties(snapshot)
+            )
             return True
         raise AssertionError("the last attempt returns or raises")
 

@@ -140,6 +140,8 @@ class EventFeeds:
     def _options(self, topic: str, starting: str, **options: str) -> dict[str, str]:
         """Return the options of the source of a query for one topic."""
         which = {"topic": topic, "startingOffsets": starting, "reader": self._ingest.reader(topic)}
+        if topic in self._ingest.where:
+            which["where"] = self._ingest.where[topic]
         return self._source_options({**options, **which})
 
     def _shared_options(self) -> dict[str, str]:

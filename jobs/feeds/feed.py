@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from m4cast.jobs.table_folder import TableFolder
     from m4cast.schemas.tables.table import Table
 
-TEMPORARY = ("[M4CAST_NEW_COLUMNS]", "Python worker failed to connect back", "[M4CAST_TABLE_CHANGED]")
+TEMPORARY = (
+    "[M4CAST_NEW_COLUMNS]",
+    "[M4CAST_TABLE_CHANGED]",
+    "Python worker failed to connect back",
+    "Python worker exited unexpectedly",
+)
 """Parts of errors that a restart fixes."""
 RESTARTS_MAX = 10
 """Consecutive restarts without a successful micro-batch: beyond it, no node reports the new columns, or Python does not

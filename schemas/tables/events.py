@@ -41,6 +41,7 @@ def events_table(topic: str, payload: StructType) -> Table:
         cluster_by=("_origin", "_sequence"),
         properties={
             "delta.dataSkippingStatsColumns": "_origin,_sequence,_published_at",
+            "delta.checkpointInterval": "50",  # a checkpoint of the log costs as much as dozens of commits
             "delta.columnMapping.mode": "name",  # else a column could not be called `total (EUR)`
             TOPIC_PROPERTY: quote(topic, safe=""),
         },

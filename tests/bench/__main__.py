@@ -114,9 +114,10 @@ def run(names: tuple[str, ...], *, quick: bool, rounds: int | None = None, only:
             except Exception as error:
                 failures[name] = f"{type(error).__name__}: {error}"
                 console.print(f"{name} failed:\n{traceback.format_exc()}", markup=False)
-        for table in tables(bench):
-            console.print(table)
-        _keep(when, machine, results, failures)
+            finally:  # also of what is broken off
+                for table in tables(bench):
+                    console.print(table)
+                _keep(when, machine, results, failures)
     console.print(f"\nkept in {_path(when, 'json')} and {_path(when, 'html')}")
     return 1 if failures else 0
 

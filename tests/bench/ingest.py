@@ -23,11 +23,11 @@ from tests.bench.spark import BROKER, PARTITIONS, READ_TIMES, Speeds, bench_sess
 from tests.kafka_broker import running_broker
 
 ROWS = 2_000_000
-QUICK_ROWS = 500_000
+QUICK_ROWS = 250_000
 """Of one publish; `READ_TIMES` as many are read."""
 MICRO_BATCHES = 8
 WIDE_ROWS = 1_600_000
-QUICK_WIDE_ROWS = 400_000
+QUICK_WIDE_ROWS = 200_000
 AVRO = "org.apache.spark:spark-avro_2.13:4.1.1"
 """Spark's of the same version as Spark is not published."""
 ROUNDS = 3
@@ -98,7 +98,7 @@ def streamed(folder: Path, action: Callable[[str], None], topic: str | None = No
 
 
 def _rows_per_s(log: Path) -> float:
-    commits = []
+    commits: list[tuple[float, int]] = []
     for path in sorted(log.glob("*.json")):
         adds = [json.loads(line)["add"] for line in path.read_text().splitlines() if line.startswith('{"add"')]
         if adds:

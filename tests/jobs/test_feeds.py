@@ -14,6 +14,9 @@ from m4cast.jobs.feeds.display import feed_table
 from m4cast.jobs.feeds.feed import FeedFailedError, FeedRun, FeedState, TableFeed, reason_of, run_feeds
 
 BUSY = PySparkRuntimeError("Python worker failed to connect back.")
+CRASHED = PySparkRuntimeError(
+    "Lost task 0.0: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"
+)
 COLUMNS = PySparkRuntimeError("Job aborted\n[M4CAST_NEW_COLUMNS] the topic has columns that it had not: restart")
 OTHER = PySparkRuntimeError("the disk is full")
 
@@ -52,7 +55,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fails_to_start", [False, True])
-@pytest.mark.parametrize("passing", [BUSY, COLUMNS])
+@pytest.mark.parametrize("passing", [BUSY, COLUMNS, CRASHED])
 def test_what_passes_is_tried_again(passing: PySparkException, fails_to_start: bool) -> None:
     feed = feed_of(passing, passing, None, fails_to_start=fails_to_start)
     (run,) = run_feeds(lambda: [FeedRun(feed)], have_end=True, stop=threading.Event())

@@ -222,6 +222,12 @@ def test_the_command_tells_what_it_did(
         ([], "no node is named"),
         (["--node", "h:1", "--topic", "a", "--topic-pattern", "b"], "give --topic or --topic-pattern, not both"),
         (["--node", "h:1", "--columns", "id long"], "--columns needs --raw or --replay"),
+        (["--node", "h:1", "--where", "a"], "'a' is not TOPIC=CONDITION"),
+        (["--node", "h:1", "--topic", "a", "--where", "b=id > 1"], "--where names topic 'b', which is not ingested"),
+        (
+            ["--node", "h:1", "--where", "b=id > 1", "--option", "where=id > 1"],
+            "or --option where=... for all, not both",
+        ),
         (["--node", "h:1", "--option", "x"], "'x' is not NAME=VALUE"),
         (["--node", "h:1", "--spark-conf", "=x"], "'=x' is not KEY=VALUE"),
     ],

@@ -2,7 +2,9 @@
 
 import json
 import os
+import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +18,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from m4cast.cli import main
+from m4cast.cluster.local import LocalCluster
+from m4cast.jobs import ingest
+from m4cast.jobs.feeds.feed import FeedState
+from m4cast.jobs.ingest import Ingest
 from m4cast.jobs.maintain import _delete, keep_days_of, run
 from m4cast.jobs.table_folder import CHANGES_MAX, TableFolder
 from m4cast.overlay.errors import M4castError
@@ -24,6 +30,7 @@ from m4cast.schemas.tables.events import events_table
 from tests.jobs.frames import deliveries_frame
 from tests.jobs.scenarios import scenario
 
+TIMEOUT_S = 240.0
 EVENTS = events_table("orders/eu", StructType([StructField("id", LongType())]))
 
 
@@ -60,6 +67,50 @@ def test_old_rows_go_and_small_files_become_few(spark: SparkSession, maintained:
     assert result.exit_code == 0, result.output
     (again,) = json.loads(result.stdout)["tables"]
     assert (again["rows_deleted"], again["files_before"], again["files"]) == (0, done.files, done.files)
+
+
+def test_rows_are_ingested_once_while_tables_are_maintained(
+    spark: SparkSession, cluster: LocalCluster, nodes: str, topic: str, folder: str
+) -> None:
+    """Old rows are deleted, files merged and properties set while each micro-batch is a commit of another writer."""
+    plan = Ingest({"nodes": nodes}, folder, (topic,), kinds=("events",), continuous=True, interval_s=0)
+    table = events_table(topic, StructType([StructField("id", LongType())]))
+    tables = TableFolder(spark, folder)
+    channel = cluster.channel("n1")
+    channel.publish(topic, [{"id": number} for number in range(10)])
+    stop = threading.Event()
+    deleted: list[int] = []
+
+    def publish() -> None:
+        for first in range(10, 110, 10):
+            channel.publish(topic, [{"id": number} for number in range(first, first + 10)])
+
+    def look(states: Sequence[FeedState]) -> None:
+        rows = sum(state.rows for state in states)
+        if rows >= 10 and not deleted:
+            long_ago = F.lit(datetime.now(UTC) - timedelta(days=9)).alias("_published_at")
+            old = [
+                F.lit(topic).alias("_topic"),
+                F.lit("f" * 32).alias("_origin"),
+                F.lit(1).cast("long").alias("_sequence"),
+            ]
+            tables.append(table, spark.range(7).select(*old, long_ago, "id"))
+            publishing = threading.Thread(target=publish)
+            publishing.start()
+            for _ in range(2):
+                deleted.extend(done.rows_deleted for done in run(spark, folder, keep_days={"events": 5}))
+            publishing.join()
+        if rows == 110:
+            stop.set()
+
+    watchdog = threading.Timer(TIMEOUT_S, stop.set)
+    watchdog.start()
+    try:
+        ingest.run(spark, plan, stop=stop, on_progress=look)
+    finally:
+        watchdog.cancel()
+    assert deleted == [7, 0]
+    assert sorted(row["id"] for row in tables.read(table).collect()) == list(range(110))
 
 
 def test_what_is_left_of_a_nodes_delivery_records_has_no_hole(spark: SparkSession, folder: str) -> None:

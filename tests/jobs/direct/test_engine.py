@@ -107,7 +107,9 @@ def test_both_engines_make_equal_tables(
     for condition in ("_sequence > 150", "_sequence = 41", "_origin = 'f'", "_published_at < TIMESTAMP '2020-01-01'"):
         files = [len(rows.where(condition).inputFiles()) for rows in (by_spark, by_tasks)]
         assert files[0] == files[1], condition
-    assert of_both(lambda tables: tables.read_at(events, 2).count()) == [80, 80]
+    before = of_both(lambda tables: tables.read_at(events, 2))
+    assert all_of(before[0]) == all_of(before[1])
+    assert before[1].count() == 80
     changes = of_both(lambda tables: tables.changes(replace(events, columns=wide(tables, events)), 4, 7))
     assert all_of(changes[0]) == all_of(changes[1])
     assert changes[1].count() == 100
@@ -128,17 +130,27 @@ def wide(tables: TableFolder, table: Table) -> Any:
 def test_spark_sees_files_and_no_rows(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, events: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster.channel("n1").publish(topic, rows(0, 50))
-    cluster.channel("n2").publish(topic, rows(50, 30), acks=1)
+    payload = [{"id": number, "photo": os.urandom(200_000)} for number in range(80)]
+    cluster.channel("n1").publish(topic, payload[:50])
+    cluster.channel("n2").publish(topic, payload[50:], acks=1)
     queries = []
 
     def noted(*given: Any) -> Any:
         queries.append(started(*given))
         return queries[-1]
 
+    sizes: list[int] = []
+    commit = SharedFeed._commit_topic
+
+    def measured(self: SharedFeed, name: str, reports: Sequence[Any], query: str, micro_batch: int) -> bool:
+        sizes.append(len(repr(reports)))
+        return commit(self, name, reports, query, micro_batch)
+
     monkeypatch.setattr(shared_feed, "started", noted)
+    monkeypatch.setattr(SharedFeed, "_commit_topic", measured)
     assert filled_by(spark, replace(plan, max_rows=None)).rows == 80
     assert [int(progress.numInputRows) for progress in queries[0].recentProgress] == [1], "a file for both streams"
+    assert 0 < sum(sizes) < 10_000, "16 MB were published"
     assert_once(spark, plan, events, 80)
 
 
@@ -250,6 +262,13 @@ def test_a_folder_that_python_cannot_write_to_is_filled_by_spark(monkeypatch: py
     assert engine.chosen_engine(tables, table, "spark") == EngineChoice("spark")
     with pytest.raises(M4castError, match=f"cannot fill events/orders: {reason}; leave out --engine, or use"):
         engine.chosen_engine(tables, table, "direct")
+
+
+def test_a_codec_that_arrow_lacks_is_left_to_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "place_of", lambda spark, folder: ("file", "/lake/events/orders"))
+    monkeypatch.setattr(engine, "codec_of", lambda spark: "lzo")
+    choice = engine.chosen_engine(TableFolder(cast(SparkSession, None), "/lake"), events_table("o", StructType()), None)
+    assert choice == EngineChoice("spark", "Arrow does not support spark.sql.parquet.compression.codec = lzo")
 
 
 def test_a_file_that_the_driver_does_not_see_is_refused(tmp_path: Path) -> None:

@@ -162,12 +162,17 @@ def test_the_checkpoint_of_a_query_for_one_topic_is_continued(
 def test_rows_are_filtered_by_the_nodes(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topics: tuple[str, ...]
 ) -> None:
-    publish(cluster, topics[:1], range(10))
-    plan = replace(plan, topics=topics[:1], options={"where": "id >= 3"})
-    assert [each.rows for each in filled_by(spark, plan)] == [7]
-    publish(cluster, topics[:1], range(3))
-    publish(cluster, topics[:1], range(10, 12))
-    assert [each.rows for each in filled_by(spark, plan)] == [2]
-    assert_once(spark, plan, topics[0], range(3, 12))
+    """By one condition for all topics, and then by one for each, the same rows for both engines."""
+    publish(cluster, topics, range(10))
+    plan = replace(plan, options={"where": "id >= 3"})
+    assert [each.rows for each in filled_by(spark, plan)] == [7, 7, 7]
+    publish(cluster, topics, range(3))
+    publish(cluster, topics, range(10, 20))
+    plan = replace(plan, options={}, where={topics[0]: "id >= 10", topics[1]: "id >= 10 AND id < 15"})
+    assert [each.rows for each in filled_by(spark, plan)] == [10, 5, 13]
+    assert_once(spark, plan, topics[0], range(3, 20))
+    assert_once(spark, plan, topics[1], range(3, 15))
+    by_spark = replace(plan, engine="spark", topics=topics[1:2], tables=f"{plan.tables}/spark")
+    assert [each.rows for each in filled_by(spark, by_spark)] == [5]
     with pytest.raises(FeedFailedError, match=r"M4CAST_.*no_such"):
         run(spark, replace(plan, options={"where": "no_such = 1"}))

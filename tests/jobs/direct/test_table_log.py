@@ -1,5 +1,7 @@
 """Delta's log, written with Kernel: once for each micro-batch, beside other writers, and only what fits the table."""
 
+import errno
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -90,11 +92,42 @@ def test_history_has_the_operation_and_files_are_skipped_by_their_statistics(
 
 
 def test_many_commits_make_checkpoints_that_spark_reads(written: Written) -> None:
-    for number in range(12):
+    for number in range(52):
         written.append("q", number)
     assert list(Path(written.path).glob("_delta_log/*.checkpoint*.parquet"))
-    assert written.sequences() == list(range(1, 121))
-    assert written.log.has("q", 11) and not written.append("q", 11)
+    assert written.sequences() == list(range(1, 521))
+    assert written.log.has("q", 51) and not written.append("q", 51)
+
+
+def test_kernel_commits_when_others_have_and_when_it_has_to(
+    written: Written, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other commits, in between, are written without it."""
+    name = EVENTS.quoted(written.tables.folder)
+    beside = TableLog(spark, written.path)
+    for number in range(2):
+        written.append("q", number)
+    beside.append([written.file()], written.layout, "other", 0)
+    for number in range(2, 4):
+        written.append("q", number)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", refused)
+        written.append("q", 4)
+    written.append("q", 5)
+    spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES (delta.enableInCommitTimestamps = true)")
+    for number in range(6, 8):
+        written.append("q", number)
+    history = spark.sql(f"DESCRIBE HISTORY {name}").orderBy("version").collect()
+    wrote = ["Kernel" if row["engineInfo"].startswith("Kernel") else row["engineInfo"].split("/")[0] for row in history]
+    quick = "m4cast ingest query q, micro-batch {}, 10 rows"
+    by_turns = [quick.format(1), "Kernel", "Kernel", quick.format(3), "Kernel", quick.format(5)]
+    assert wrote == ["Kernel", "Kernel", *by_turns, "Apache-Spark", "Kernel", "Kernel"]
+    assert written.sequences() == list(range(1, 91))
+    assert not [path for path in Path(written.path, "_delta_log").iterdir() if path.suffix not in (".json", ".crc")]
+
+
+def refused(*_: object) -> None:
+    raise OSError(errno.EPERM, "no hard links here")
 
 
 def test_two_writers_of_one_micro_batch_commit_it_once(written: Written) -> None:
