@@ -67,7 +67,7 @@ def _program() -> str | None:
 
 
 def _run(environment: dict[str, str], *command: str) -> None:
-    """Whether it did its work is seen by what is there afterwards."""
+    """Run it; success is judged by what is there afterwards."""
     subprocess.run(
         command,
         env={**os.environ, **environment},

@@ -116,7 +116,7 @@ def _held(served: Served, at: int, topic: str) -> int:
 
 
 def _covered(served: Served) -> bool:
-    """Whether every registration is covered up to the end of each stream of its topic."""
+    """True if every registration is covered up to the end of each stream of its topic."""
     ends: dict[str, dict[NodeId, int]] = {}
     for node in served.nodes:
         for stream, spoken in node.driver.node.selection.selective.speaking.streams.items():
@@ -170,7 +170,7 @@ def _spread(name: str, keepers: int | None) -> Row:
 
 
 def _is_quiet(served: Served, seen: list[int] = [0, 0]) -> bool:  # noqa: B006  # remembers the last look
-    """Whether payloads have stopped for half a second; statements go on for a while."""
+    """True if payloads have stopped for half a second; statements go on for a while."""
     now = _sent_bytes(served)
     if abs(now - seen[0]) > PAYLOAD_BYTES // 2:
         seen[:] = [now, time.monotonic_ns()]

@@ -71,7 +71,7 @@ class History:
     cut: frozenset[str]
     """Nodes of which records were deleted."""
     is_whole: bool | None
-    """Whether everybody got everything, in truth; None if clocks are so wrong that the roster cannot tell."""
+    """True if everybody got everything, in truth; None if clocks are so wrong that the roster cannot tell."""
     problems: list[str]
     """Of the stores, by `m4cast store check`."""
 
@@ -248,7 +248,7 @@ def _memberships(peer: Peer) -> list[Membership]:
 
 
 def _truth(peers: list[Peer], batches: list[tuple[float, Batch]]) -> bool | None:
-    """Whether every row is at every node that was there, and did not leave, when it was published."""
+    """True if every row is at every node that was there, and did not leave, when it was published."""
     moves = any(peer.fate in ("joins", "returns", "drained") for peer in peers)
     is_telling = not (moves and any(peer.skew_s for peer in peers))  # by the origin's clock, other nodes were there
     for peer in peers:

@@ -59,7 +59,7 @@ class Past:
         self.world.run(self.world.now_ms + 4_000)
 
     def publishes(self, position: int, rows: int = 2) -> bool:
-        """Whether n0 takes the publish that moves its key there."""
+        """True if n0 takes the publish that moves its key there."""
         self.request += 1
         expect = str(position - 1) if position > 1 else None
         payloads = (Staged("t", rows, 1, b"a%d" % position), Staged("u", rows, 1, b"b%d" % position))

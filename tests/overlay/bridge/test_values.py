@@ -416,7 +416,7 @@ def check(seed: int) -> None:
 
 
 def is_alike(values: list[Value | None]) -> bool:
-    """Whether one type holds all of them: then a batch without a known column has no dead letter but its poison."""
+    """True if one type holds all of them: then a batch without a known column has no dead letter but its poison."""
     kinds = {each.kind for each in values if each is not None} - {"null"}
     if kinds == {"json number"}:
         numbers = [each.said for each in values if each is not None and each.kind == "json number"]

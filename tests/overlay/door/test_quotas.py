@@ -43,7 +43,7 @@ class Taking:
 
 
 def take(room: ByteQuota, client: str, size: int) -> bool:
-    """Whether there is room at once."""
+    """True if there is room at once."""
     try:
         room.take(client, size, 0, stays)
     except Refusal as refusal:

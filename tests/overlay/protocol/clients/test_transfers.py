@@ -40,7 +40,7 @@ class Side:
         return None if content is None else OfferedFile(len(content), sha256(content).hexdigest())
 
     def take(self, message: MailMessage, now_ms: int = 0, stops_after: int | None = None) -> bool:
-        """Whether it was answered to the end: it may stop after so many messages of a file."""
+        """True if it was answered to the end: it may stop after so many messages of a file."""
         tasks, _ = self.desk.receive(message, self.find, now_ms)
         for task in tasks:
             match task:

@@ -1,4 +1,4 @@
-"""Whether a store is the latest word about its node's rows: who is asked, what counts as proof, and what is said."""
+"""True if a store is the latest word about its node's rows: who is asked, what counts as proof, and what is said."""
 
 import pytest
 
