@@ -1,9 +1,9 @@
 """Gathering: small publishes of JSON rows become batches on the node's own loop, without a thread.
 
-A `Gatherer` takes rows of one topic, schema and number of acks, of any clients. The first batch is sent at once; while
-one is unanswered, rows gather, until it is answered or `GATHER_S` have passed: the disk and the neighbours set the
-pace, and however many rows arrive one by one, the channel has a bounded number of batches to handle. Publishes of a
-connection keep their order, and each gets its own range.
+A `Gatherer` takes rows of one topic, schema and number of acks, of any clients. Rows that find fewer than
+`UNANSWERED_MAX` batches unanswered are sent at once; else they gather until one is answered or `GATHER_S` have passed:
+the disk and the neighbours set the pace, and however many rows arrive one by one, the channel has a bounded number of
+batches to handle. Publishes of a connection keep their order, and each gets its own range.
 
 What may take long stays on the threads: a topic's first publish, which compares its schema with all that is known,
 opens a gatherer. Only rows that have exactly its columns, with values of plain types that Arrow takes as they are
@@ -35,8 +35,11 @@ GATHERERS_MAX = 256
 """Open at a time. Other topics are published by the threads. Guess."""
 UNUSED_S = 1.0
 """After so long without rows a gatherer closes. Higher: a topic that was deleted keeps its types for longer. Guess."""
+UNANSWERED_MAX = 1
+"""With fewer unanswered batches than these, rows are sent at once. Higher: rows wait less while there is CPU to spare,
+and every node has more batches to handle; with 2, nothing changed beyond the noise on a machine with other load."""
 GATHER_S = 0.002
-"""The longest time for which rows gather while a batch is unanswered. Shorter than `linger_ms`: no thread has to be
+"""The longest time for which rows gather while batches are unanswered. Shorter than `linger_ms`: no thread has to be
 woken for it. Higher: fewer batches, later rows. Guess."""
 EXACT_MAX = 1 << 53
 """Integers up to this are doubles without rounding."""
@@ -153,7 +156,7 @@ class Gatherer:
             self.flush()
         elif self._due is None:
             loop = asyncio.get_running_loop()
-            if self._unanswered:
+            if self._unanswered >= UNANSWERED_MAX:
                 self._due = loop.call_later(GATHER_S, self.flush)
             else:
                 self._due = loop.call_soon(self.flush)  # after all that has arrived by now
@@ -199,7 +202,7 @@ class Gatherer:
                 case other:
                     raise AssertionError(f"{other} is no answer to a publish")
         late.cancel()
-        if not self._unanswered:
+        if self._unanswered < UNANSWERED_MAX:
             self.flush()
 
     def _tell(self, taken: list[GatheredRows], outcome: Outcome) -> None:

@@ -376,12 +376,12 @@ class LiveConnection:
                 self._settle(publish, share)
             self._on_threads -= len(publishes)
             if publishes[0] is self._trial:
-                await self._opened(publishes[0].publish, outcome)
+                await self._open_gatherer(publishes[0].publish, outcome)
                 self._trial = None
             self._send_waiting()
 
-    async def _opened(self, publish: Publish, outcome: Outcome) -> None:
-        """Wait until the gatherer is open that a first publish has opened, if it could."""
+    async def _open_gatherer(self, publish: Publish, outcome: Outcome) -> None:
+        """Open a gatherer for the publishes that follow this first one, if that is possible."""
         if isinstance(outcome, FewRows) and isinstance(publish, LivePublish):
             gather = partial(self._call.services.publishing.gather, publish.put, outcome.schema)
             with suppress(Refusal, StoreError):  # the next ones are left to the threads, which say what is wrong

@@ -56,12 +56,12 @@ def test_what_cannot_be_gathered_follows_by_the_threads(pair: WebServed, sent: l
     async def work() -> None:
         async with talking(pair) as talk:
             for number in range(1, COUNT + 1):
-                await talk.say(type="publish", id=number, topic="nested", rows=[{"id": {"a": number}}])
+                await talk.say(type="publish", id=number, topic="first-nested", rows=[{"id": {"a": number}}])
             assert await outcomes(talk, COUNT) == [(number, "acked") for number in range(1, COUNT + 1)]
 
     run(work)
     assert sent[0] == 1 and sum(sent) == COUNT and len(sent) < COUNT
-    assert [row["id"]["a"] for row in rows_of(pair, "nested")] == list(range(1, COUNT + 1))
+    assert [row["id"]["a"] for row in rows_of(pair, "first-nested")] == list(range(1, COUNT + 1))
 
 
 def test_a_first_publish_that_is_refused_holds_up_nothing(pair: WebServed) -> None:
