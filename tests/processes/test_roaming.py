@@ -72,7 +72,7 @@ def test_clients_roam_between_channels_under_load(tmp_path: Path, clients: int, 
     """`rounds`: of moves, so many for each client."""
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
-    with running_federation(tmp_path / "federation", write_pair(tmp_path / "pair.toml")) as federation:
+    with running_federation(tmp_path / "federation", write_pair(tmp_path / "pair.toml")) as (federation, _):
         clusters = [federation.clusters[name] for name in CHANNELS]
         doors = [[cluster.node(name).door for name in cluster.names()] for cluster in clusters]
         publishers = [

@@ -84,10 +84,10 @@ class Demanded:
         wanted: dict[str, UnitWant] = {}
         mirrored: dict[str, Wish] = {}
         node = self._driver.node
-        for topic in self._topics.values():
+        for name in self._topics.values():
             # Else doors here take rows that nobody wants for lost ones. Mail makes its topic itself, with keepers.
-            if topic != MAIL_TOPIC and topic not in node.selection.descriptors:
-                self._driver.feed(CreateTopic(0, topic, 0))
+            if name != MAIL_TOPIC and name not in node.selection.descriptors:
+                self._driver.feed(CreateTopic(0, name, 0))
         me, fellows = node.me.node_id, dict.fromkeys(map(NodeId, self._fellows()))
         for entry in node.interest.view.used():
             if entry.node_id == me or entry.node_id in fellows:
