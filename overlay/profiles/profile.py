@@ -91,6 +91,11 @@ def read(text: str, language: str = SQL, version: int = SQL_VERSION) -> Profile:
     return _profile(canonical.parse(text), SQL, SQL_VERSION, text)
 
 
+def told_text(text: str) -> str:
+    """A canonical text as one node tells it to others: "", which stands for every row, if messages have no room."""
+    return text if len(text.encode()) <= TEXT_BYTES_MAX else ""
+
+
 def profile_of(condition: Condition, bytes_max: int = TEXT_BYTES_MAX) -> Profile:
     """The profile of a condition that was not written as text. With `bytes_max` for what is canonical, its text may be
     told to other nodes, but not parsed as people's."""

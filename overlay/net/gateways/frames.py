@@ -79,7 +79,7 @@ from m4cast.overlay.net.gateways.messages import (
 )
 from m4cast.overlay.profiles import summary_bytes
 from m4cast.overlay.profiles.condition import FilterError
-from m4cast.overlay.profiles.profile import SQL, SQL_VERSION, Profile, UnknownLanguageError, read
+from m4cast.overlay.profiles.profile import SQL, SQL_VERSION, Profile, UnknownLanguageError, read, told_text
 from m4cast.overlay.protocol.selective.demand import summary_of
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.control import from_avro, more_kinds, to_avro
@@ -309,10 +309,8 @@ def inward(message: Any) -> LinkMessage | None:
 
 
 def wanted_rows(want: UnitWant) -> UnitRows:
-    profile = want.profile
-    if profile is None:
-        return UnitRows(want.topic, None)
-    return UnitRows(want.topic, WantedProfile(SQL, SQL_VERSION, profile.text))
+    text = "" if want.profile is None else told_text(want.profile.text)
+    return UnitRows(want.topic, WantedProfile(SQL, SQL_VERSION, text) if text else None)
 
 
 def unit_want(rows: UnitRows) -> UnitWant:

@@ -37,7 +37,7 @@ from m4cast.overlay.profiles.condition import (
     columns_of,
     text_of,
 )
-from m4cast.overlay.profiles.profile import SQL, SQL_VERSION, Profile, parse, profile_of, read
+from m4cast.overlay.profiles.profile import SQL, SQL_VERSION, Profile, parse, profile_of, read, told_text
 from m4cast.overlay.protocol.effects import Registration, Wish
 from m4cast.overlay.protocol.wire.interest import MAILBOX_PREFIX, InterestItem, InterestKey
 
@@ -301,7 +301,7 @@ class Registrations:
         if not rows:
             return None
         first = min(rows, key=lambda row: (row.since_ms, row.epoch))
-        text = first.canonical if all(row.canonical == first.canonical for row in rows) else ""
+        text = told_text(first.canonical) if all(row.canonical == first.canonical for row in rows) else ""
         return InterestItem(
             topic_hash=key.topic_hash,
             profile_hash=key.profile_hash,

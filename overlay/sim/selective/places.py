@@ -32,11 +32,11 @@ from m4cast.overlay.protocol.wire.selective import spread_extension
 VALUES = "ABCD"
 PROFILES = (
     None,
-    "country = 'A'",
-    "country = 'B'",
-    "country IN ('A', 'B')",
-    "country = 'C'",
-    "country >= 'C'",
+    "`country` = 'A'",
+    "`country` = 'B'",
+    "`country` IN ('A', 'B')",
+    "`country` = 'C'",
+    "`country` >= 'C'",
 )
 """Some of these cover others."""
 WANTED: dict[str | None, str] = dict(zip(PROFILES, ("ABCD", "A", "B", "AB", "C", "CD"), strict=True))

@@ -242,7 +242,7 @@ def test_h13_old_registrations_advance_while_new_ones_join_all_the_time() -> Non
         if number % 2:
             world.register(taker, removed=[f"r{number - 1}"])
         else:
-            profile = ProfileText("sql", 1, f"country = 'X' AND amount > {number}")
+            profile = ProfileText("sql", 1, f"`amount` > {number} AND `country` = 'X'")
             world.register(taker, [Want(f"r{number}", "t", profile, world.now_ms)])
         publish(world, origin, "AB")
         world.run(60)
