@@ -531,6 +531,15 @@ class NodeConfig:
         cost="registrations are compared with each other; false announces more, and widens them sooner",
         source="guess",
     )
+    clock_skew_ms: int = setting(
+        60_000,
+        "By how much the clocks of nodes may differ. A registration on a selective topic that begins with the latest "
+        "rows begins so much earlier in streams of this node that it did not follow.",
+        allowed=whole(0, HOUR_MS),
+        cost="more rows from before the registration; if clocks differ by more, rows published before it was active "
+        "may be missed",
+        source="guess",
+    )
 
     def __post_init__(self) -> None:
         problems = field_problems(self)

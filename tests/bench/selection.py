@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -108,7 +109,9 @@ def _publish(channel: Channel, topic: str, rows: pa.Table) -> None:
 
 
 def _takers(number: int) -> list[int]:
-    return [(number + step * NODES // (WANTED_AT + 1)) % NODES for step in range(1, WANTED_AT + 1)]
+    """Drawn, since neighbours in the order of joining are often neighbours in the graph."""
+    others = [at for at in range(NODES) if at != number % NODES]
+    return Random(number).sample(others, WANTED_AT)
 
 
 def _held(served: Served, at: int, topic: str) -> int:
@@ -258,8 +261,8 @@ def _activations(channels: list[Channel]) -> list[float]:
 
 
 def _killed(nodes: int) -> list[Row]:
-    """One process is killed, another while that is repaired. From when all survivors have noticed, until all have the
-    tree of every node right. All cluster settings have their defaults."""
+    """Two processes are killed at the same moment. From when all survivors have noticed, until all have the tree of one
+    root right; no rows are published meanwhile. All cluster settings have their defaults."""
     folder = Path(tempfile.mkdtemp(prefix="m4cast-selection-"))
     try:
         with up(WarmCluster.make(folder / "cluster", nodes)) as cluster:
@@ -298,7 +301,7 @@ def _noticed(channels: dict[str, Channel], gone: set[str]) -> list[str]:
 
 
 def _wrong(channels: dict[str, Channel], gone: set[str]) -> list[str]:
-    """Survivors in whose graph the tree of some node is not that of the graph as it is."""
+    """Survivors whose tree of the first of them is not that of the graph as it is."""
     truth: dict[NodeId, tuple[NodeId, ...]] = {}
     for channel in channels.values():
         status: dict[str, Any] = channel.status()

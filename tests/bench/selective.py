@@ -4,11 +4,12 @@ python -m tests.bench.selective [nodes]        prints the table of docs/SELECTIV
 
 100 topics, each published at one node and wanted at three others, a batch of about 10 KB each. Every frame that is sent
 while the rows travel counts with its size on the wire, whatever it is for: batches, statements, acknowledgements,
-beacons, heartbeats. Broadcast is pushed here, as small batches are; at the least it costs a copy per node, which
-pulling comes near to, and which the last column compares with.
+beacons, heartbeats. Broadcast is pushed here, as small batches are; pulled, it would cost about a copy per node, and
+what else it sends. The last two columns compare with that: rows with rows, and all bytes with all bytes.
 """
 
 import sys
+from random import Random
 
 from m4cast.overlay.protocol.effects import CreateTopic, Publish, Staged, Subscribe, Wish
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame
@@ -56,11 +57,11 @@ def measured(nodes: int, keepers: int | None) -> LinkBytes:
                 world.feed(places[number % nodes], CreateTopic(number + 1, f"t{number}", keepers))
             world.run(world.now_ms + 5_000)
     for number in range(TOPICS):
-        for step in range(1, WANTED_AT + 1):
-            taker = places[(number + step * nodes // (WANTED_AT + 1)) % nodes]
+        others = [place for at, place in enumerate(places) if at != number % nodes]
+        for taker in Random(number).sample(others, WANTED_AT):
             world.feed(taker, Subscribe(1_000 + number, (Wish(f"w{number}", f"t{number}"),)))
     world.run(world.now_ms + 10_000)
-    if keepers:  # each node's keepers are chosen with its first batch
+    if keepers is not None:  # with a stream's first batch keepers are chosen, and registrations learn where they begin
         _publish(world, places, TRAVEL_MS)
     counted = LinkBytes()
     world.watch(counted)
@@ -80,10 +81,15 @@ def main() -> None:
     nodes = int(sys.argv[1]) if len(sys.argv) > 1 else 16
     least = (nodes - 1) * TOPICS * len(PAYLOAD)
     print(f"{nodes} nodes, {TOPICS} topics, each wanted at {WANTED_AT}")
-    print("| spread | MB on links | of these, rows | rows, of a copy per node |\n| --- | --- | --- | --- |")
+    print("| spread | MB on links | of these, rows | rows, of a copy per node | all, of pulled broadcast |")
+    print("| --- | --- | --- | --- | --- |")
+    pulled = 0
     for name, keepers in (("broadcast, pushed", None), ("selective, no keepers", 0), ("selective, 2 keepers", 2)):
         found = measured(nodes, keepers)
-        print(f"| {name} | {found.total / 1e6:.1f} | {found.rows / 1e6:.1f} | {found.rows / least:.2f} |", flush=True)
+        if keepers is None:
+            pulled = least + found.total - found.rows
+        shares = f"{found.rows / least:.2f} | {found.total / pulled:.2f}"
+        print(f"| {name} | {found.total / 1e6:.1f} | {found.rows / 1e6:.1f} | {shares} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ NUMBER_LIMITS: list[tuple[ConfigClass, str, int, int]] = [
     (NodeConfig, "interest_changes_max", 1, 1_000_000),
     (NodeConfig, "interest_delay_ms", 0, 60_000),
     (NodeConfig, "interest_quiet_ms", 0, 3_600_000),
+    (NodeConfig, "clock_skew_ms", 0, 3_600_000),
 ]
 
 # For each other setting: what is accepted, then what is not.

@@ -46,8 +46,8 @@ def node_of(place: Place) -> Node:
     return place.node
 
 
-def channel(nodes: int = NODES, old: Iterable[int] = ()) -> World:
-    """Those that are `old` speak version 3."""
+def channel(nodes: int = NODES, old: Iterable[int] = (), *, registered: bool = True) -> World:
+    """Those that are `old` speak version 3. Unless something is registered, nobody states a version."""
     world = World(7, wire=True)
     for number in range(nodes):
         with pytest.MonkeyPatch.context() as patch:
@@ -56,8 +56,9 @@ def channel(nodes: int = NODES, old: Iterable[int] = ()) -> World:
             world.start(world.add(node_config(number, (0,))))
         world.run(world.now_ms + 300)
     world.run(world.now_ms + 10_000)
-    world.feed(world.up()[1], Subscribe(1, (Wish("first", "t"),)))  # from now on beacons state versions
-    world.run(world.now_ms + 10_000)
+    if registered:
+        world.feed(world.up()[1], Subscribe(1, (Wish("first", "t"),)))
+        world.run(world.now_ms + 10_000)
     return world
 
 
@@ -87,6 +88,17 @@ def test_active_names_all_that_are_present() -> None:
     world.feed(place, WaitActive(101, 1, 1, 1_000))
     world.run(world.now_ms + 2_000)
     assert watch.answers[101][0].missing == () and watch.copies == before, "what is known is not asked again"
+
+
+def test_who_cannot_be_reached_yet_is_asked_as_soon_as_there_is_a_way() -> None:
+    """With the first registration of a channel nodes begin to state their versions, and so which routes there are."""
+    world = channel(registered=False)
+    watch = ActiveWatch(world)
+    begun_ms = wait(world, world.up()[3], 100)
+    world.run(world.now_ms + 3_000)
+    answer, at_ms = watch.answers[100]
+    assert len(answer.confirmed) == NODES - 1
+    assert at_ms - begun_ms < 500, "and not when it asks a third time"
 
 
 def test_nothing_is_sent_when_nobody_waits() -> None:

@@ -19,7 +19,6 @@ from m4cast.overlay.protocol.selection.coverage import CoverageReports
 from m4cast.overlay.protocol.selective.fetching import Fetching
 from m4cast.overlay.protocol.selective.keeping import Keeping
 from m4cast.overlay.protocol.selective.mending import Mending
-from m4cast.overlay.protocol.selective.speaking import Speaking
 from m4cast.overlay.sim.campaign import has_selective_topics, run_seed
 from tests.simulation import test_selective as broken_rules
 from tests.simulation.mutations import Mutations
@@ -46,20 +45,6 @@ between two writes are rare, and what is never filled shows after minutes of the
 for each in broken_rules.mutation.makers:
     if each not in ELSEWHERE:
         mutation(each)
-
-
-@mutation
-def acks_of_those_who_begin_later_count() -> Iterator[tuple[Any, str, Any]]:
-    """H19: who has everything that it wants is taken for one who has the batch."""
-    holders = Speaking.holders
-
-    def mutated(self: Speaking, batch: Any) -> Any:
-        stream = self.streams.get(batch.stream)
-        for run in stream.runs.values() if stream is not None else ():
-            run.begun = 1
-        return holders(self, batch)
-
-    yield Speaking, "holders", mutated
 
 
 @mutation

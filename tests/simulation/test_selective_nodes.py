@@ -489,3 +489,18 @@ def test_a_batch_crosses_once_to_an_access_point_however_many_of_its_clients_wan
     crossing = [values for values in batches if set(values) & set("ABC")]
     assert held(access_point) == crossing
     assert crossings.frames == {(origin.name, values.encode()): 1 for values in crossing}
+
+
+@pytest.mark.parametrize(("clock_skew_ms", "rows"), [(60_000, ["A", "A"]), (0, ["A"])])
+def test_a_registration_begins_as_much_earlier_as_clocks_may_differ(clock_skew_ms: int, rows: list[str]) -> None:
+    """In a stream that its node did not follow: `clock_skew_ms` of the origin counts."""
+    channel = Channel(4, clock_skew_ms=clock_skew_ms)
+    origin, reader, *_ = channel.places
+    channel.create(origin, keepers=0)
+    channel.publish(origin, "A")
+    channel.run(10_000)
+    channel.subscribe(reader, "country = 'A'")
+    channel.run(2_000)
+    channel.publish(origin, "A")
+    channel.run(5_000)
+    assert held(reader) == rows

@@ -30,6 +30,8 @@ MERGE_MS = 10
 ASK_MS = 250
 """The delay before the subscriber asks again, at first; guess. It doubles each time, up to `ASK_MS_MAX`."""
 ASK_MS_MAX = 5_000
+ROUTE_MS = 20
+"""The interval at which the subscriber looks for routes to those whom none led to, which costs no message; guess."""
 CALLS_MAX = 1_024
 """Subscribers that this node remembers that it owes a confirmation. One that is forgotten asks again."""
 CALL_KEPT_MS = 2 * ASK_MS_MAX
@@ -93,6 +95,9 @@ class Confirmations:
         """The waiters, by request."""
         self._confirmed: dict[NodeId, Confirmation] = {}
         self._interval_ms = ASK_MS
+        self._ask_at_ms = 0
+        self._unasked: list[NodeId] = []
+        """Those whom no route led to when the others were asked."""
         self._owed: dict[NodeId, OwedConfirmation] = {}
         """Subscribers that wait for this node."""
         self._gathered: dict[NodeId, Gathered] = {}
@@ -132,16 +137,35 @@ class Confirmations:
         return not self.waiters
 
     def _ask(self, now_ms: int) -> None:
-        present = self._present(now_ms)
-        latest = max(waiter.version for waiter in self.waiters.values())
-        self._send(ActiveCall(*latest), sorted(self._missing(latest, present)), now_ms)
-        deadline_ms = min(waiter.deadline_ms for waiter in self.waiters.values())
-        self._context.timers.set(ActiveAskDue(), min(now_ms + self._interval_ms, max(deadline_ms, now_ms + 1)))
+        self._unasked = self._missing(self._latest(), self._present(now_ms))
+        self._ask_reachable(now_ms)
+        self._ask_at_ms = now_ms + self._interval_ms
         self._interval_ms = min(2 * self._interval_ms, ASK_MS_MAX)
+        self._set_ask(now_ms)
+
+    def _ask_reachable(self, now_ms: int) -> None:
+        """Ask those who were not asked and whom a route leads to by now."""
+        asked = sorted(each for each in self._unasked if self._next_hop(each, now_ms) is not None)
+        if asked:
+            self._unasked = [each for each in self._unasked if each not in asked]
+            self._send(ActiveCall(*self._latest()), asked, now_ms)
+
+    def _latest(self) -> AppliedVersion:
+        return max(waiter.version for waiter in self.waiters.values())
+
+    def _set_ask(self, now_ms: int) -> None:
+        deadline_ms = min(waiter.deadline_ms for waiter in self.waiters.values())
+        due_ms = min(self._ask_at_ms, now_ms + ROUTE_MS) if self._unasked else self._ask_at_ms
+        self._context.timers.set(ActiveAskDue(), min(due_ms, max(deadline_ms, now_ms + 1)))
 
     def ask_due(self, now_ms: int) -> None:
-        if self.waiters and not self._answer(now_ms):
+        if not self.waiters or self._answer(now_ms):
+            return
+        if now_ms >= self._ask_at_ms:
             self._ask(now_ms)
+        else:
+            self._ask_reachable(now_ms)
+            self._set_ask(now_ms)
 
     # ---- who is asked
 

@@ -5,12 +5,12 @@ thesis builds each tree by messages: P2P-DIET A13 to A16; its results are the te
 reports it. All edges are equal, so the tree is one of shortest paths. Where several parents are equally near the root,
 a hash of (root, node, parent) chooses: each root has a tree of its own, and the load spreads over all links.
 
-A message is sent along the tree of the node that it comes from: to one node (unicast), to several (multicast), to all
-(broadcast, N - 1 copies). Whoever passes it on splits the destinations by the next node on their way, one copy per link
-(`split`). Nodes whose graphs differ for a moment still make progress: a node that is not on the way to a destination by
-its own graph sends towards it along its own tree. Hops are limited (`hop_limit`), so nothing circulates.
+A message to one node (unicast) or to all (broadcast, N - 1 copies) is sent along the tree of the node that it comes
+from. One to several (multicast) also takes shortest paths, those of them that share the most hops. Whoever passes it on
+splits the destinations by the next node on their way, one copy per link (`split`), by shortest paths from itself: so
+nodes whose graphs differ for a moment still make progress. Hops are limited (`hop_limit`), so nothing circulates.
 
-Cost: a tree is a breadth-first search; a way is as many steps as it has hops.
+Cost: a tree is a breadth-first search; a split looks at the neighbours of each node on the way of a destination.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -105,27 +105,49 @@ class RouteGraph:
 
     def split(self, root: NodeId, at: NodeId, destinations: Iterable[NodeId]) -> RouteSplit:
         """Return how the node `at` passes on a message of this root: its own part taken out, the rest by next node."""
+        wanted = dict.fromkeys(destinations)
+        is_here = at in wanted
+        wanted.pop(at, None)
+        hops = self.tree(at).hops
+        parent = self._shared(root, hops, [to for to in wanted if to in hops])
         onward: dict[NodeId, list[NodeId]] = {}
-        unreachable = []
-        is_here = False
-        for to in dict.fromkeys(destinations):
-            if to == at:
-                is_here = True
-                continue
-            following = self._next(root, at, to)
-            if following is None:
-                unreachable.append(to)
-            else:
+        for to in wanted:
+            following = to
+            while hops.get(following, 1) > 1:
+                following = parent[following]
+            if to in hops:
                 onward.setdefault(following, []).append(to)
-        return RouteSplit(is_here, {via: tuple(to) for via, to in onward.items()}, tuple(unreachable))
+        unreachable = tuple(to for to in wanted if to not in hops)
+        return RouteSplit(is_here, {via: tuple(to) for via, to in onward.items()}, unreachable)
 
-    def _next(self, root: NodeId, at: NodeId, to: NodeId) -> NodeId | None:
-        """The next node on the way: by the root's tree, or by its own where it is not on that way."""
-        for tree in (self.tree(root), self.tree(at)):
-            path = tree.path(to)
-            if at in path:
-                return path[path.index(at) + 1]
-        return None
+    def _shared(self, root: NodeId, hops: Mapping[NodeId, int], destinations: list[NodeId]) -> dict[NodeId, NodeId]:
+        """The predecessors on shortest paths to these destinations, from the farthest on: nodes that the message goes
+        to anyhow, then those that serve the most."""
+        needed: dict[int, dict[NodeId, None]] = {}
+        for to in destinations:
+            needed.setdefault(hops[to], {})[to] = None
+        parent: dict[NodeId, NodeId] = {}
+        for level in range(max(needed, default=0), 1, -1):
+            nearer = needed.setdefault(level - 1, {})
+            left: dict[NodeId, list[NodeId]] = {}
+            for node_id in needed[level]:
+                near = [other for other in self.neighbours[node_id] if hops[other] == level - 1]
+                served = [other for other in near if other in nearer]
+                if served:
+                    parent[node_id] = min(served, key=_order_of_parents(root, node_id))
+                else:
+                    left[node_id] = near
+            while left:
+                serves: dict[NodeId, list[NodeId]] = {}
+                for node_id, near in left.items():
+                    for other in near:
+                        serves.setdefault(other, []).append(node_id)
+                best = min(serves, key=lambda each: (-len(serves[each]), _least_order(root, serves[each], each)))
+                nearer[best] = None
+                for node_id in serves[best]:
+                    parent[node_id] = best
+                    del left[node_id]
+        return parent
 
     def diameter(self) -> int:
         """The hops between the two nodes that are farthest from each other. Costs a tree per node."""
@@ -134,6 +156,10 @@ class RouteGraph:
 
 def _order_of_parents(root: NodeId, node_id: NodeId) -> Callable[[NodeId], int]:
     return lambda parent: xxh3_64_intdigest(root + node_id + parent)
+
+
+def _least_order(root: NodeId, nodes: Iterable[NodeId], parent: NodeId) -> int:
+    return min(_order_of_parents(root, node_id)(parent) for node_id in nodes)
 
 
 def hop_limit(depth: int) -> int:

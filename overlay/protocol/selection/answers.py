@@ -43,6 +43,8 @@ class SelectiveAnswers:
         self._out = out
         self.waiting: list[_Waiting] = []
         self._reads: dict[int, _Waiting] = {}
+        self._unreadable: list[_Waiting] = []
+        """Those with a batch that is damaged here: whether it is acknowledged is not known before it is repaired."""
         self._acks_taken = 0
 
     def add(
@@ -72,13 +74,23 @@ class SelectiveAnswers:
             return False
         stream, rows = next(iter(waiting.unread.items()))
         waiting.batches += [replace(batch, payload=b"") for batch in read.batches]
-        if rows.first_sequence < read.read_next < rows.next_sequence:
+        if read.read_next >= rows.next_sequence:
+            del waiting.unread[stream]
+        elif read.read_next > rows.first_sequence:
             waiting.unread[stream] = Range(stream, read.read_next, rows.next_sequence)
         else:
-            del waiting.unread[stream]
+            self._unreadable.append(waiting)
+            return True
         self._read_on(waiting)
         self.look()
         return True
+
+    def read_again(self) -> None:
+        """Something was written: a batch that could not be read may have been repaired."""
+        unreadable, self._unreadable = self._unreadable, []
+        for waiting in unreadable:
+            if any(each is waiting for each in self.waiting):
+                self._read_on(waiting)
 
     def look_since(self, acks_taken: int) -> None:
         """The same, unless no acknowledgement was taken since this was asked last."""

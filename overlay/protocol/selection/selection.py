@@ -111,7 +111,7 @@ class Selection:
         self.selective = Selective(
             (self._me, *reversed(recovered.former_ids)),
             selective_part(recovered, self.interest.version),
-            SelectiveSettings(),
+            SelectiveSettings(clock_skew_ms=context.config.clock_skew_ms),
             context.timers,
             context.next_token,
         )
@@ -409,6 +409,7 @@ class Selection:
         if self.selective.wants.durable is not before:
             self.reports.take_back()
         self.reports.report(looked_at)
+        self.answers.read_again()
         self._perform(now_ms)
 
     def failed(self, token: int, reason: str, now_ms: int) -> None:

@@ -126,6 +126,40 @@ def test_random_graphs(seed: int) -> None:
         assert got == {number(each): int(each != root) for each in whole.neighbours}
 
 
+def test_multicast_shares_hops() -> None:
+    """3 and 4 can be reached over 1 or 2 each, 5 over 2 alone: all of them go over 2. From 6 to 8, 7 is a member."""
+    shared = [(0, 1), (0, 2), (1, 3), (2, 3), (1, 4), (2, 4), (2, 5), (0, 6), (0, 7), (6, 8), (7, 8)]
+    for root in range(9, 40):  # whatever its hash says
+        whole = graph([*shared, (root, 0)])
+        assert whole.split(n(root), n(0), (n(3), n(4), n(5))).onward == {n(2): (n(3), n(4), n(5))}
+        assert whole.split(n(root), n(0), (n(8), n(7))).onward == {n(7): (n(8), n(7))}
+        assert whole.split(n(root), n(0), (n(8), n(6))).onward == {n(6): (n(8), n(6))}
+        assert whole.path(n(root), n(8))[2] == next(iter(whole.split(n(root), n(0), (n(8),)).onward))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_multicast_takes_shortest_paths_and_no_more_copies_than_the_tree(seed: int) -> None:
+    random = Random(seed)
+    whole = graph(random_edges(random))
+    shared = along_the_tree = 0
+    for root in whole.neighbours:
+        members = random.sample(sorted(whole.neighbours), min(3, len(whole.neighbours)))
+        tree = whole.tree(root)
+        along_the_tree += len({node for to in members for node in tree.path(to)[1:]})
+        under_way = [(root, tuple(members), 0)]
+        reached = []
+        while under_way:
+            at, to, hops = under_way.pop()
+            split = whole.split(root, at, to)
+            if split.is_here:
+                reached.append(at)
+                assert hops == tree.hops[at]
+            under_way += [(via, onward, hops + 1) for via, onward in split.onward.items()]
+            shared += len(split.onward)
+        assert sorted(reached) == sorted(members)
+    assert shared <= along_the_tree
+
+
 def test_multicast_reaches_members_and_costs_no_more_than_their_paths() -> None:
     """P63: 3 and 6 of root 2; relays that are no members take nothing."""
     whole = graph(G)

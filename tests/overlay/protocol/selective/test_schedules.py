@@ -387,6 +387,23 @@ def test_h19_destinations_acknowledge_and_keepers_come_first() -> None:
     assert not origin.machine.is_acked(batch, 2)
 
 
+def test_h19_who_begins_later_has_not_acknowledged_what_was_before() -> None:
+    """It has everything that it wants, which is not that."""
+    world = channel()
+    origin, taker, _ = world.places
+    publish(world, origin, "A")
+    world.run(2_000)
+    world.subscribe(taker, "t", A)
+    world.run(2_000)
+    publish(world, origin, "A")
+    world.run(2_000)
+    before, after = (world.checks.published[stream_of(origin)][first][0] for first in (1, 2))
+    assert origin.machine is not None
+    assert origin.machine.speaking.level_at(stream_of(origin), 3) == [taker.content.node_id]
+    assert origin.machine.speaking.holders(after) == [taker.content.node_id]
+    assert origin.machine.speaking.holders(before) == []
+
+
 def test_h20_more_acknowledgements_than_nodes_are_refused_at_once() -> None:
     world = channel(3)
     machine = world.places[0].machine
