@@ -61,6 +61,7 @@ def test_clients_outlive_their_access_points(
         started = [start(group) for group in range(groups)]
         with publishing(publisher):
             for number in range(rounds):
+                print(f"round {number}: {publisher.rows} rows", flush=True)
                 publisher.wait_for_more(rng.randrange(ROWS_BETWEEN))
                 victim = rng.choice(cluster.names()[1:])
                 cluster.kill(victim)
