@@ -9,10 +9,17 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from m4cast.overlay.protocol.clients.elsewhere import FOUND_PREFIX
+from m4cast.overlay.protocol.clients.roamed import ROAMED_PREFIX
+
 UNITS_TOPIC = "_units"
 UNITS_HASH = xxh3_64_intdigest(UNITS_TOPIC.encode())
 UNITS_PREFIX = "_units/"
 """Ids of the registrations that announce it."""
+MIRROR_PREFIX = "_gateway/"
+"""Ids of the registrations of a gatekeeper for what its channel wants of others."""
+GATE_PREFIXES = (UNITS_PREFIX, MIRROR_PREFIX, ROAMED_PREFIX, FOUND_PREFIX)
+"""Ids of registrations that only a gatekeeper has."""
 UNITS_MAX = 512
 """Wants that a gatekeeper tells of; the first by topic. At most 1,024 items of a topic are announced."""
 _LEVELS = re.compile(
@@ -38,6 +45,12 @@ def gatekeeper_text(system: int, *, has_mail: bool) -> str:
 def has_mail(text: str) -> bool:
     """True if the item is that of a gatekeeper by which mail leaves."""
     return text.startswith("gatekeeper = 1 AND mail = 1 AND ")
+
+
+def quiet_text(topic: str) -> str:
+    """Nobody outside wants anything of a topic that a gatekeeper may let out."""
+    named = topic.replace("'", "''")
+    return f"quiet = '{named}'"
 
 
 def levels_text(topic: str, want: bytes, levels: WantLevels) -> str:
