@@ -43,7 +43,8 @@ from m4cast.overlay.errors import M4castError
 from m4cast.overlay.net.driver import Driver, Shown
 from m4cast.overlay.net.store_side import StoreSide
 from m4cast.overlay.net.tls import check_protected
-from m4cast.overlay.protocol.effects import RosterChanged, Trace
+from m4cast.overlay.protocol.clients.unit_levels import GATE_PREFIXES
+from m4cast.overlay.protocol.effects import RosterChanged, Trace, Unsubscribe
 from m4cast.overlay.store.folder import ChannelName
 from m4cast.overlay.store.retention import Retention
 from m4cast.overlay.store.store import Store, StoreLimits
@@ -202,6 +203,8 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
         await driver.start()
         if node.federation is not None:
             gatekeeper = await _open_gate(driver, stores[0], node, node.federation)
+        else:
+            close_gate(driver)
         tokens = await asyncio.to_thread(Tokens, config.tokens) if config.tokens else None
         services = Services(driver, stores[0], limits) if config.door or config.web else None
         loop = asyncio.get_running_loop()
@@ -246,6 +249,14 @@ async def _open_gate(driver: Driver, store: Store, node: OneNode, federation: Fe
     gatekeeper = Gatekeeper(driver, store, node.cluster, node.config, federation)
     await gatekeeper.start()
     return gatekeeper
+
+
+def close_gate(driver: Driver) -> None:
+    """Give up what a gatekeeper registered for the channel: this node was one, and is none any longer."""
+    rows = driver.node.interest.registrations.rows
+    left = tuple(each for each in rows if each.startswith(GATE_PREFIXES))
+    if left:
+        driver.feed(Unsubscribe(0, left))
 
 
 def _collector(driver: Driver, store: Store, services: Services | None, config: NodeConfig) -> NodeCollector:

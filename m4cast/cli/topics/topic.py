@@ -43,6 +43,8 @@ def describe(channel: Channel, as_json: bool, topic: str) -> None:
             sizes = f"{count_of(found['rows'], 'row')}, {size_of(found['bytes'])}"
         settings = f"{_retained(found['retention'])}; {_summarised(found['summaries'])}"
         click.echo(f"{topic} at {node}: {sizes}; {settings}")
+        if found.get("is_quiet"):  # older nodes do not tell
+            click.echo("  quiet: nobody in other channels wants anything of it")
         if found["columns"] is None:
             click.echo(f"  conflicting columns: {found['conflict']}")
         for column in found["columns"] or ():

@@ -14,6 +14,7 @@ from m4cast.overlay.door.refusals import Refusal, bad_request
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
 from m4cast.overlay.door.rows.payload import DEPTH_MAX, is_reserved
 from m4cast.overlay.door.rows.summaries import ColumnPath, Summaries
+from m4cast.overlay.door.selected.activity import is_quiet
 from m4cast.overlay.door.selected.backlog import rows_here
 from m4cast.overlay.door.selected.reads import SelectiveReads
 from m4cast.overlay.ids import StreamId
@@ -167,6 +168,7 @@ class TopicAdmin:
             "bytes": sum(held.log_bytes for held in streams.values()) if is_whole else None,
             "retention": self._retention(topic),
             "summaries": self._summarised(topic),
+            "is_quiet": self._node.look(lambda node: is_quiet(node, topic), self._timeout_s),
         }
 
     def _rows(self, stream: StreamId, held: StreamRecord) -> int:

@@ -8,7 +8,7 @@ from m4cast.overlay.door.access.rights import Caller
 from m4cast.overlay.door.node_handle import NodeHandle, waited
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.profiles.profile import read
-from m4cast.overlay.protocol.clients.unit_levels import UNITS_HASH, WantLevels, levels_of
+from m4cast.overlay.protocol.clients.unit_levels import UNITS_HASH, WantLevels, levels_of, quiet_text
 from m4cast.overlay.protocol.effects import Active, WaitActive
 from m4cast.overlay.protocol.node import Node
 
@@ -97,6 +97,13 @@ def levels_here(node: Node, topic: str, wants: tuple[bytes, ...]) -> WantLevels 
             if found is not None and found[0] == topic and found[1] in wants:
                 best = found[2] if best is None else max(best, found[2])
     return WantLevels(1, 1, 1) if is_alone else best
+
+
+def is_quiet(node: Node, topic: str) -> bool:
+    """On the loop: whether a gatekeeper says that no other channel wants anything of a topic (PROTOCOL.md 22.8)."""
+    text = quiet_text(topic)
+    items = (item for entry in node.interest.view.used() for item in entry.items.values())
+    return any(item.topic_hash == UNITS_HASH and item.text == text for item in items)
 
 
 def name_of(node: Node, node_id: NodeId) -> str:

@@ -21,6 +21,7 @@ from m4cast.overlay.net.gateways.messages import AcrossFrame, StreamHead
 from m4cast.overlay.profiles.condition import ColumnRef, Kind, Literal, one_of
 from m4cast.overlay.profiles.profile import SQL, SQL_VERSION, Profile, profile_of, read
 from m4cast.overlay.protocol.clients.letters import mail_keys
+from m4cast.overlay.protocol.clients.unit_levels import MIRROR_PREFIX
 from m4cast.overlay.protocol.effects import CreateTopic, Subscribe, Unsubscribe, Wish
 from m4cast.overlay.protocol.selective.demand import topic_hash
 from m4cast.overlay.protocol.wire.batch import Batch
@@ -38,7 +39,6 @@ from m4cast.overlay.protocol.wire.selective import (
     SelectPullResp,
 )
 
-MIRROR = "_gateway/"
 NAME = "demand:"
 FRAMES_MAX = 64
 """Frames of a stream that wait for a way; older ones are dropped, and asked again."""
@@ -99,11 +99,11 @@ class Demanded:
                     want = UnitWant(topic, profile)
                     key = f"{topic}/{want.key[1].hex()}"
                     wanted[NAME + key] = want
-                    before = mirrored.get(MIRROR + key)
+                    before = mirrored.get(MIRROR_PREFIX + key)
                     earliest = is_client or item.earliest or (before is not None and before.earliest)
-                    mirrored[MIRROR + key] = Wish(MIRROR + key, topic, profile, earliest)
+                    mirrored[MIRROR_PREFIX + key] = Wish(MIRROR_PREFIX + key, topic, profile, earliest)
         for name, row in node.interest.registrations.rows.items():
-            if not name.startswith(MIRROR) and row.topic in self._topics.values():
+            if not name.startswith(MIRROR_PREFIX) and row.topic in self._topics.values():
                 want = UnitWant(row.topic, _profile(ProfileText(SQL, SQL_VERSION, row.canonical)))
                 wanted[f"{NAME}{row.topic}/{want.key[1].hex()}"] = want
         if MAIL_TOPIC in self._topics.values():
@@ -123,7 +123,7 @@ class Demanded:
 
     def _mirror(self, mirrored: dict[str, Wish]) -> None:
         rows = self._driver.node.interest.registrations.rows
-        gone = tuple(name for name in rows if name.startswith(MIRROR) and name not in mirrored)
+        gone = tuple(name for name in rows if name.startswith(MIRROR_PREFIX) and name not in mirrored)
         new = tuple(wish for name, wish in mirrored.items() if name not in rows and self._mirrored.get(name) != wish)
         self._mirrored = mirrored
         if gone:

@@ -10,11 +10,17 @@ from typing import NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.profiles.languages.canonical import facts_of, facts_text
+from m4cast.overlay.protocol.clients.elsewhere import FOUND_PREFIX
+from m4cast.overlay.protocol.clients.roamed import ROAMED_PREFIX
 
 UNITS_TOPIC = "_units"
 UNITS_HASH = xxh3_64_intdigest(UNITS_TOPIC.encode())
 UNITS_PREFIX = "_units/"
 """Ids of the registrations that announce it."""
+MIRROR_PREFIX = "_gateway/"
+"""Ids of the registrations of a gatekeeper for what its channel wants of others."""
+GATE_PREFIXES = (UNITS_PREFIX, MIRROR_PREFIX, ROAMED_PREFIX, FOUND_PREFIX)
+"""Ids of registrations that only a gatekeeper has."""
 UNITS_MAX = 512
 """Wants that a gatekeeper tells of; the first by topic. At most 1,024 items of a topic are announced."""
 _HEX = re.compile("(?:[0-9a-f]{2})*")
@@ -38,6 +44,11 @@ def has_mail(text: str) -> bool:
     """True if the item is that of a gatekeeper by which mail leaves."""
     facts = facts_of(text)
     return facts.get("gatekeeper") == facts.get("mail") == 1
+
+
+def quiet_text(topic: str) -> str:
+    """Nobody outside wants anything of a topic that a gatekeeper may let out."""
+    return facts_text({"quiet": topic})
 
 
 def levels_text(topic: str, want: bytes, levels: WantLevels) -> str:

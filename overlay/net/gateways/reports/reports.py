@@ -44,8 +44,8 @@ class MachineReports:
     ) -> None:
         me = UnitId(driver.node.me.node_id)
         has_mail = rules.exported(MAIL_TOPIC)
-        self.levels = ToldLevels(driver, machine, has_mail=has_mail)
         self.quiet = QuietTopics(driver, machine, rules)
+        self.levels = ToldLevels(driver, machine, self.quiet.topics, has_mail=has_mail)
         self.sought = SoughtClients(driver, machine, answers=has_mail)
         self.roamers = ChannelRoamers(driver, machine, feed, fellows)
         self.roamers.finding = ClientFinding(me, links.links, self.roamers.older)

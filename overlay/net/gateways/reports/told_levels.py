@@ -1,5 +1,7 @@
 """Levels of wants, told to the nodes of the channel: how far the federation knows what they want (PROTOCOL.md 22.8)."""
 
+from collections.abc import Callable
+
 from m4cast.overlay.federation.federation import Federation
 from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.profiles.profile import read
@@ -10,13 +12,17 @@ from m4cast.overlay.protocol.clients.unit_levels import (
     WantLevels,
     gatekeeper_text,
     levels_text,
+    quiet_text,
 )
 from m4cast.overlay.protocol.effects import Subscribe, Unsubscribe, Wish
 
 
 class ToldLevels:
-    def __init__(self, driver: Driver, machine: Federation, *, has_mail: bool) -> None:
+    """`has_mail`: mail of the channel leaves by this gatekeeper; `quiet`: topics of which nobody outside wants any."""
+
+    def __init__(self, driver: Driver, machine: Federation, quiet: Callable[[], list[str]], *, has_mail: bool) -> None:
         self._has_mail = has_mail
+        self._quiet = quiet
         self._driver = driver
         self._machine = machine
         self._told: dict[str, str] = {}
@@ -31,6 +37,7 @@ class ToldLevels:
         """Announce what has changed."""
         interest, system = self._machine.interest, self._machine.vertex.top + 1
         texts = {UNITS_PREFIX: gatekeeper_text(system, has_mail=self._has_mail)}
+        texts |= {f"{UNITS_PREFIX}/{topic}": quiet_text(topic) for topic in sorted(self._quiet())[:UNITS_MAX]}
         roamers = self._machine.roaming.clients
         wants = sorted((want.key, name) for name, want in interest.clients.items() if name not in roamers)
         for (topic, want), name in wants[:UNITS_MAX]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from m4cast.overlay.client import Channel
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.net.gateways.messages import AcrossFrame
 from m4cast.overlay.profiles import summary_bytes
@@ -136,6 +137,8 @@ def test_rows_that_nobody_outside_wants_stay_at_their_origin_until_somebody_does
         await publish(a2, "PL")
         await until(lambda: kept not in rows)
         assert a1.keeper.view()["quiet"] == [TOPIC]
+        channel = Channel([await a2.open_door()])
+        await until_told(channel, is_quiet=True)
         here = len(a1.rows(TOPIC))
         frontier = a2.running.driver.node.interest.view
         await until(lambda: not any(kept_of(item) for item in frontier.entries[a1.node_id].items.values()))
@@ -149,8 +152,16 @@ def test_rows_that_nobody_outside_wants_stay_at_their_origin_until_somebody_does
         await until(lambda: covered(b2, stream) == 22)
         assert sorted(row[1] for row in b2.rows(TOPIC)) == [1, 2, 6, 10, 14, 18]
         assert a1.keeper.view()["quiet"] == []
+        await until_told(channel, is_quiet=False)
 
     run(tmp_path, scenario)
+
+
+async def until_told(channel: Channel, *, is_quiet: bool) -> None:
+    """Until the origin says of the topic whether anybody in other channels wants it."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while (await asyncio.to_thread(channel.describe, TOPIC))["is_quiet"] != is_quiet:
+            await asyncio.sleep(0.05)
 
 
 def kept_of(item: InterestItem) -> bool:

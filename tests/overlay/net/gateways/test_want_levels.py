@@ -6,8 +6,10 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from m4cast.cli import main
+from m4cast.cli.nodes.node import close_gate
 from m4cast.overlay.client import Channel
 from m4cast.overlay.client.interest import UnitLevels
+from m4cast.overlay.protocol.clients.unit_levels import GATE_PREFIXES
 from tests.overlay.net.gateways.federated import Channels, gates, gateway, until
 from tests.overlay.net.gateways.test_gateways import run
 from tests.overlay.net.gateways.test_roaming_clients import blocking, make_selective, publish
@@ -57,8 +59,8 @@ def test_a_registration_rises_to_system_active_and_says_how_far_it_is(tmp_path: 
 def test_what_is_out_of_reach_confirms_nothing(tmp_path: Path) -> None:
     async def scenario(channels: Channels) -> None:
         (a1,) = await channels.add("a", 1)
-        (b1,) = await channels.add("b", 1)
-        at_b = await b1.open_door()
+        b1, b2 = await channels.add("b", 2)
+        at_b = await b2.open_door()
         await a1.open_gate(gates(gateway("b", exports=("orders", "ticks"))))
         await b1.open_gate(gates(gateway("a", address=a1.gate, imports=("orders",), on_demand=("ticks",))))
         await until(lambda: b1.keeper.active.get("import:orders") == 2)
@@ -72,5 +74,13 @@ def test_what_is_out_of_reach_confirms_nothing(tmp_path: Path) -> None:
         found = await blocking(lambda: there.active("ticks", WHERE, level="system", timeout_s=1))
         assert found.is_active and not found.is_system_active
         assert found.levels is not None and found.levels.confirmed < 2
+
+        await b1.close_gate()
+        rows = b1.running.driver.node.interest.registrations.rows
+        assert any(each.startswith("_gateway/") for each in rows) and any(each.startswith("_units/") for each in rows)
+        close_gate(b1.running.driver)  # as a node does that is started without a [federation]
+        await until(lambda: not any(each.startswith(GATE_PREFIXES) for each in rows))
+        found = await blocking(lambda: there.active("ticks", WHERE, level="system"))
+        assert found.levels == UnitLevels(1, 1, 1), "it is alone again"
 
     run(tmp_path, scenario)
