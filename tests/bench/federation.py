@@ -28,6 +28,7 @@ import pyarrow as pa
 from m4cast.cluster.federation import LocalFederation, read_spec
 from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.client import Channel
+from m4cast.overlay.errors import RefusedError
 from tests.bench.comparison import Bench, Row
 from tests.bench.processes import Watch
 from tests.bench.references import pids
@@ -335,7 +336,12 @@ _ORDER: list[int] = []
 
 
 def _frontier(spread: Spread, node: tuple[str, str], topic: str, load: Load, number: int) -> dict[str, dict[str, int]]:
-    return dict(spread.channel(node).frontier(topic, where=where(load, number)))
+    try:
+        return dict(spread.channel(node).frontier(topic, where=where(load, number)))
+    except RefusedError as error:
+        if error.code != "unknown-topic":  # nothing was published yet
+            raise
+        return {}
 
 
 def _all_arrived(
@@ -350,7 +356,12 @@ def _all_arrived(
 
         def found(number: int = number, node: tuple[str, str] = node) -> int:
             start = before[node] if before[node].get(topic) else "earliest"
-            return int(spread.channel(node).read(topic, start, where=where(load, number)).num_rows)
+            try:
+                return int(spread.channel(node).read(topic, start, where=where(load, number)).num_rows)
+            except RefusedError as error:
+                if error.code != "unknown-topic":
+                    raise
+                return 0
 
         until(lambda found=found, expected=expected: found() >= expected, f"{load} at {node}", PATIENCE_S)  # type: ignore[misc]
         assert found() == expected, f"{load} at {node}: {found()} in place of {expected}"

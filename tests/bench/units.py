@@ -1,7 +1,8 @@
 """Federations in virtual time: what they cost as they grow, and how clients roam. Bytes are those of a plain encoding
 (`overlay/sim/federation/sizes.py`); everything but CPU time and memory is the same on every machine.
 
-python -m tests.bench.units [TABLE ...]     prints the tables of docs/FEDERATION.md: growth levels state rates roaming
+python -m tests.bench.units [TABLE ...]     prints the tables of docs/FEDERATION.md: growth levels state rates
+filters roaming
 """
 
 import sys
@@ -56,11 +57,12 @@ class BytesSent(FederationWatcher):
 class Federation:
     """A federation that is up, with clients and counters."""
 
-    def __init__(self, plan: HierarchyPlan, seed: int = 1) -> None:
+    def __init__(self, plan: HierarchyPlan, seed: int = 1, *, top_filter: bool = True) -> None:
         began = process_time()
         self.plan = plan
         self.random = Random(seed)
-        self.world: FederationWorld = place(plan, FederationSettings(top=plan.top, links_max=LINKS_MAX), seed)
+        settings = FederationSettings(top=plan.top, links_max=LINKS_MAX, top_filter=top_filter)
+        self.world: FederationWorld = place(plan, settings, seed)
         self.setup_s = process_time() - began
         self.checks = FederationChecks(self.world)
         self.world.watchers.append(self.checks)
@@ -217,24 +219,9 @@ def rates() -> list[Row]:
     """Bytes by match rate on 64 nodes in 16 clusters; a flood sends each batch over every link (G53)."""
     rows: list[Row] = []
     for share in (100, 50, 25, 10, 5, 0):
-        plan = random_plan(Random(3), (4, 4), 4, extra=2, inner_extra=4)
-        each = Federation(plan)
-        clusters: dict[str, list[str]] = {}
-        for node in each.sites:
-            clusters.setdefault(plan.unit(node, 1), []).append(node)
-        for name in sorted(clusters):
-            each.want(
-                clusters[name][0], "w", UnitWant("t", parse(f"amount < {share}") if share else parse("amount < 0"))
-            )
-        events = []
-        for number in range(100):
-            summary = a_summary(each.random, amount=number)
-            origin = each.random.choice(each.sites)
-            events.append(each.publish(origin, UnitEvent(NO_ID, "t", summary, bytes(400))))
-            each.world.run(20)
-        each.settle()
+        each, events = _matched(share, top_filter=True)
         sent = mean(each.bytes.copies[event] for event in events)
-        flood = 2 * len(plan.links) * 480
+        flood = 2 * len(each.plan.links) * 480
         rows.append(
             {
                 "match %": share,
@@ -246,6 +233,38 @@ def rates() -> list[Row]:
             }
         )
     return rows
+
+
+def filters() -> list[Row]:
+    """The same with and without the top filter, where the paper sends every batch to every unit of the top level."""
+    rows: list[Row] = []
+    for share in (100, 10, 0):
+        row: Row = {"match %": share}
+        for name, top_filter in (("with", True), ("without", False)):
+            each, events = _matched(share, top_filter=top_filter)
+            row[f"over gateways, {name}"] = round(mean(each.bytes.gateway_copies[event] for event in events))
+            row[f"nodes touched, {name}"] = round(mean(len(each.checks.touched[event]) for event in events), 1)
+        rows.append(row)
+    return rows
+
+
+def _matched(share: int, *, top_filter: bool) -> tuple[Federation, list[EventId]]:
+    """100 batches, of which a taker in each cluster wants this share."""
+    plan = random_plan(Random(3), (4, 4), 4, extra=2, inner_extra=4)
+    each = Federation(plan, top_filter=top_filter)
+    clusters: dict[str, list[str]] = {}
+    for node in each.sites:
+        clusters.setdefault(plan.unit(node, 1), []).append(node)
+    for name in sorted(clusters):
+        each.want(clusters[name][0], "w", UnitWant("t", parse(f"amount < {share}") if share else parse("amount < 0")))
+    events = []
+    for number in range(100):
+        summary = a_summary(each.random, amount=number)
+        origin = each.random.choice(each.sites)
+        events.append(each.publish(origin, UnitEvent(NO_ID, "t", summary, bytes(400))))
+        each.world.run(20)
+    each.settle()
+    return each, events
 
 
 def roaming(clients: int = 1_000, batches: int = 400) -> list[Row]:
@@ -292,6 +311,7 @@ TABLES: dict[str, Callable[[], list[Row]]] = {
     "levels": levels,
     "state": state,
     "rates": rates,
+    "filters": filters,
     "roaming": roaming,
 }
 

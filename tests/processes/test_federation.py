@@ -4,6 +4,7 @@ off."""
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import combinations
@@ -15,11 +16,13 @@ from click.testing import CliRunner
 from m4cast.cli import main
 from m4cast.cluster.federation import LocalFederation, read_spec
 from m4cast.overlay.client import Channel
+from m4cast.overlay.sim.federation.hierarchies import HierarchyPlan, f3, f15
 from tests.processes.clusters import TIMEOUT_S, paused, until
 from tests.processes.cuttable import CuttableGates, make_cuttable
 from tests.processes.load import COUNTRIES, SELECTED_TOPIC, KeyedPublisher, SelectedPublisher, publishing
 from tests.processes.warm_nodes import WarmCluster
 
+CONF = Path(__file__).parents[2] / "conf"
 CHANNELS = ("north", "east", "south", "west")
 
 
@@ -146,7 +149,7 @@ def comes_to(taker: Channel, country: str, publisher: SelectedPublisher) -> None
 def test_the_command_makes_a_federation_and_shows_its_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)  # by which a user chooses another width
     runner, folder = CliRunner(), str(tmp_path / "federation")
-    spec = Path(__file__).parents[2] / "conf" / "federation-two.toml"
+    spec = CONF / "federation-two.toml"
     try:
         made = runner.invoke(main, ["federation", "up", "--spec", str(spec), "--dir", folder, "--json"])
         assert made.exit_code == 0, made.output
@@ -175,6 +178,10 @@ def test_the_command_makes_a_federation_and_shows_its_units(tmp_path: Path, monk
         ("[[channel]]\nname = 'a'\n[[gateway]]\nfrom = 'a.1'\nto = 'b.1'", "no \\[\\[channel\\]\\] is called"),
         ("[[channel]]\nname = 'a'\n[[gateway]]\nfrom = 'a.2'\nto = 'a.1'", "names a.2, but a has nodes = 1"),
         ("[[channel]]\nname = 'a'\n[[gateway]]\nfrom = 'a'\nto = 'a.1'", "NAME.NUMBER"),
+        (
+            "[[channel]]\nname = 'a'\n[[channel]]\nname = 'b'\n[[gateway]]\nfrom = 'a.1'\nto = 'b.1'\nwave = 2",
+            "the first node starts at once",
+        ),
         ("", "1 to 64"),
     ],
 )
@@ -185,3 +192,18 @@ def test_a_specification_that_makes_no_federation_is_refused(tmp_path: Path, tex
     path.write_text(text, encoding="utf-8")
     with pytest.raises(M4castError, match=message):
         read_spec(path)
+
+
+@pytest.mark.parametrize(("file", "plan"), [("federation-f3.toml", f3()), ("federation-f15.toml", f15())])
+def test_the_networks_of_the_grid_event_service_are_specifications(file: str, plan: HierarchyPlan) -> None:
+    """The same channels with the same numbers of nodes, and gateways of the same levels between them."""
+    spec = read_spec(CONF / file)
+    nodes = Counter(plan.unit(node, 1) for node in plan.units)
+    assert spec.top == plan.top and {each.name: each.nodes for each in spec.channels} == nodes
+    planned = Counter(
+        (frozenset(plan.unit(end, 1) for end in link), plan.level(*link))
+        for link in plan.links
+        if plan.level(*link) > 0
+    )
+    made = Counter((frozenset((each.caller[0], each.callee[0])), each.level) for each in spec.gateways)
+    assert made == planned
