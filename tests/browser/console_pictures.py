@@ -1,30 +1,33 @@
-"""Takes the pictures of the console that the documentation shows, from a run of real nodes:
-`python -m tests.browser.console_pictures FOLDER`.
+"""Takes the pictures of the console that the documentation shows, from runs of real nodes:
+`python -m tests.browser.console_pictures FOLDER [channel] [units]`.
 
-Seven nodes are a channel: three of them publish, one is killed, and one joins. Two more are units that import what is
-published, through gateways; one of them is killed. Clients are attached, and some have left. The pictures are for
-people, so nothing depends on their bytes.
+For `channel`, three of seven nodes publish, one is killed, and one joins. For `units`, two channels of one node import
+what another one publishes, through gateways, and one of them is killed; clients are attached, and some have left. The
+pictures are for people, so nothing depends on their bytes.
 """
 
 import random
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from m4cast.cluster.federation import LocalFederation, read_spec
 from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.client.roaming.client import Client
+from m4cast.overlay.errors import M4castError
 from tests.browser.tab import DESK, PHONE, Tab, new_tab
 
 NODES = 7
 PUBLISHERS = ("n1", "n3", "n5")
 PAUSE_S = 0.2
 SECRET = "correct horse battery staple"
-SPEC = f"""
+SPEC = """
 [[channel]]
 name = "shops"
-nodes = {NODES}
+nodes = 3
 sites = ["Warsaw", "Lisbon", "Berlin"]
 exports = ["orders"]
 [[channel]]
@@ -71,13 +74,18 @@ def attach_clients(cluster: LocalCluster) -> None:
         client = Client([cluster.node("n2" if key == "warehouse" else "n1").door], key=key, credential=SECRET)
         client.connect(create=True)
         client.subscribe("orders", where)
-        if not stays:
+        if stays:
+            threading.Thread(target=follow, args=(client,), daemon=True).start()
+        else:
             client.disconnect()
 
 
-def take(tab: Tab, folder: Path, cluster: LocalCluster, lost: LocalCluster) -> None:
-    attach_clients(cluster)
+def follow(client: Client) -> None:
+    with suppress(M4castError):  # its node goes with the run
+        client.run(lambda rows: None)
 
+
+def take_channel(tab: Tab, folder: Path, cluster: LocalCluster) -> None:
     def points(least: int) -> None:
         tab.until(f"window.m4castPoints() >= {least}", "the charts have a history")
 
@@ -112,12 +120,21 @@ def take(tab: Tab, folder: Path, cluster: LocalCluster, lost: LocalCluster) -> N
     tab.run("document.getElementById('tail-start').click()")
     tab.until("document.querySelectorAll('tr[data-sequence]').length >= 12", "rows arrive")
     tab.picture(folder / "console-phone-light.png", whole=False)
-    tab.run("location.hash = '#clients'")
+
+
+def take_units(tab: Tab, folder: Path, cluster: LocalCluster, lost: LocalCluster) -> None:
+    attach_clients(cluster)
+    tab.size(*PHONE)
+    tab.prefers("light")
+    tab.open(f"http://{cluster.node('n1').web}/#clients")
     tab.until("document.querySelectorAll('td .pill').length === 4", "the clients are shown")
+    tab.until("document.getElementById('link').textContent === 'live'", "the node is named")
     tab.picture(folder / "console-clients-phone-light.png", whole=False)
     tab.size(*DESK)
     tab.prefers("dark")
-    points(26)
+    tab.until(
+        "[...document.querySelectorAll('td.number')].some((each) => parseFloat(each.textContent) > 1)", "rows wait"
+    )
     tab.picture(folder / "console-clients-desk-dark.png", whole=False)
     tab.prefers("light")
     tab.run("location.hash = '#units'")
@@ -130,27 +147,51 @@ def take(tab: Tab, folder: Path, cluster: LocalCluster, lost: LocalCluster) -> N
     tab.picture(folder / "console-units-phone-dark.png", whole=False)
 
 
-def main(folder: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="m4cast-pictures-") as made:
-        spec = Path(made) / "units.toml"
-        spec.write_text(SPEC, encoding="utf-8")
-        federation = LocalFederation.make(Path(made) / "units", read_spec(spec))
-        cluster = federation.clusters["shops"]
-        ended = threading.Event()
-        publishers = [threading.Thread(target=publish, args=(cluster, name, ended)) for name in PUBLISHERS]
-        try:
-            federation.up()
-            for each in publishers:
-                each.start()
-            with new_tab() as tab:
-                take(tab, folder, cluster, federation.clusters["couriers"])
-        finally:
-            ended.set()
-            for each in publishers:
-                if each.ident is not None:
-                    each.join()
-            federation.down()
+@contextmanager
+def published(cluster: LocalCluster, names: tuple[str, ...]) -> Iterator[None]:
+    """Orders are published at these nodes."""
+    ended = threading.Event()
+    publishers = [threading.Thread(target=publish, args=(cluster, name, ended)) for name in names]
+    for each in publishers:
+        each.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for each in publishers:
+            each.join()
+
+
+def channel(folder: Path, made: Path) -> None:
+    cluster = LocalCluster.make(made / "cluster", NODES)
+    try:
+        cluster.up()
+        with published(cluster, PUBLISHERS), new_tab() as tab:
+            take_channel(tab, folder, cluster)
+    finally:
+        cluster.down()
+
+
+def units(folder: Path, made: Path) -> None:
+    spec = made / "units.toml"
+    spec.write_text(SPEC, encoding="utf-8")
+    federation = LocalFederation.make(made / "units", read_spec(spec))
+    try:
+        federation.up()
+        with published(federation.clusters["shops"], ("n1", "n3")), new_tab() as tab:
+            take_units(tab, folder, federation.clusters["shops"], federation.clusters["couriers"])
+    finally:
+        federation.down()
+
+
+SCENES = {"channel": channel, "units": units}
+
+
+def main(folder: Path, names: list[str]) -> None:
+    for name in names or list(SCENES):
+        with tempfile.TemporaryDirectory(prefix="m4cast-pictures-") as made:
+            SCENES[name](folder, Path(made))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

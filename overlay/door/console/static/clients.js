@@ -41,7 +41,7 @@ export function clients(main) {
       tile("Attached here", String(here.length), `${here.length - away.length} connected, ${away.length} away`),
       tile("Longest wait", `${amount(Math.max(0, ...here.map(waiting)))} rows`, "at most, for one profile"));
     replace(list, table("Clients and what waits for them",
-      [{ title: "Client" }, { title: "State" }, { title: "Attached to" }, { title: "Since" }, { title: "Profile" }, { title: "Topic" }, { title: "Where", code: true }, { title: "Rows waiting, at most", number: true }],
+      [{ title: "Client" }, { title: "State" }, { title: "Waiting, at most", number: true }, { title: "Profile" }, { title: "Topic" }, { title: "Where", code: true }, { title: "Attached to" }, { title: "Since" }],
       page.flatMap((each) => rowsOf(each, now)),
       "This node knows no client with a key (m4cast client makes one)."));
   }
@@ -50,11 +50,12 @@ export function clients(main) {
   return { look };
 }
 
-/** A row for each profile; the client itself is named in the first. */
+/** A row for each profile; the client itself is named in the first. What matters most comes first, for narrow windows. */
 function rowsOf(client, now) {
-  const who = [client.key, state(client), client.node || watch.name(client.node_id), `${seconds(Math.max(0, (now - client.since_ms) / 1000))} ago`];
-  if (!client.waiting?.length) return [[...who, "–", "–", "–", client.waiting === null ? "its own node knows" : "–"]];
-  return client.waiting.map((each, at) => [...(at ? ["", "", "", ""] : who), each.profile, each.topic, each.where ?? "all rows", amount(each.waiting_max)]);
+  const who = [client.key, state(client)];
+  const where = [client.node || watch.name(client.node_id), `${seconds(Math.max(0, (now - client.since_ms) / 1000))} ago`];
+  if (!client.waiting?.length) return [[...who, client.waiting === null ? "not known here" : "–", "–", "–", "–", ...where]];
+  return client.waiting.map((each, at) => [...(at ? ["", ""] : who), amount(each.waiting_max), each.profile, each.topic, each.where ?? "all rows", ...(at ? ["", ""] : where)]);
 }
 
 function state({ online }) {

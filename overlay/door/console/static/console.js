@@ -29,8 +29,14 @@ function go() {
   const view = VIEWS[name] ? name : "overview";
   current?.end?.();
   replace(find("tabs"), Object.entries(VIEWS).map(([id, { title }]) => h("a", { href: `#${id}`, "aria-current": id === view ? "page" : null }, title)));
+  showTab();
   current = VIEWS[view].show(find("main"), argument ? decodeURIComponent(argument) : null);
   document.title = `${VIEWS[view].title} · m4cast`;
+}
+
+/** On a phone not all tabs fit: that of the view is scrolled into sight. */
+function showTab() {
+  find("tabs").querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
 watch.addEventListener("look", () => {
@@ -49,6 +55,7 @@ watch.addEventListener("look", () => {
 watch.addEventListener("event", () => current?.events?.());
 addEventListener("hashchange", go);
 addEventListener("resize", resizeCharts);
+addEventListener("resize", showTab);
 
 // ---- the token
 

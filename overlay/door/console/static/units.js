@@ -3,9 +3,10 @@
 import { amount, bytes, card, h, replace, svg, table, tile } from "./dom.js";
 import { isJoined, plural, watch } from "./watch.js";
 
-const WIDTH = 760;
-const HEIGHT = 380;
-const RADIUS = 24;
+const RADIUS = 20;
+const WIDE = { width: 760, height: 260, across: 270, down: 85, begin: 0 };
+const NARROW = { width: 360, height: 380, across: 110, down: 130, begin: -Math.PI / 2 };
+const isNarrow = matchMedia("(max-width: 560px)");
 const names = new Map();
 
 export function units(main) {
@@ -22,8 +23,14 @@ export function units(main) {
     replace(body, view.is_gatekeeper ? federation(view) : elsewhere());
   }
 
+  function turn() {
+    shown = "";
+    look();
+  }
+
   look();
-  return { look };
+  isNarrow.addEventListener("change", turn);
+  return { look, end: () => isNarrow.removeEventListener("change", turn) };
 }
 
 function elsewhere() {
@@ -85,12 +92,13 @@ function learnNames(view) {
 /** This gatekeeper in the middle, its fellows and the other units around it, and a line for each gateway. */
 function drawing(view, name) {
   const mine = view.chain[0];
+  const size = isNarrow.matches ? NARROW : WIDE;
+  const middle = { x: size.width / 2, y: size.height / 2 - 10 };
   const around = view.units.filter((unit) => unit.id !== mine && !(unit.is_own && unit.level > 0));
   const places = new Map(around.map((unit, at) => {
-    const turn = (2 * Math.PI * at) / around.length - (around.length === 2 ? 0 : Math.PI / 2);
-    return [unit.id, { x: WIDTH / 2 + 250 * Math.cos(turn), y: HEIGHT / 2 - 8 + 130 * Math.sin(turn) }];
+    const turn = (2 * Math.PI * at) / around.length + size.begin;
+    return [unit.id, { x: middle.x + size.across * Math.cos(turn), y: middle.y + size.down * Math.sin(turn) }];
   }));
-  const middle = { x: WIDTH / 2, y: HEIGHT / 2 - 8 };
   const at = (id) => places.get(id) ?? middle; // a unit that this gatekeeper is in
   const lines = view.gateways.map((each) => {
     const [one, other] = each.ends.map((end) => at(end.id));
@@ -103,6 +111,6 @@ function drawing(view, name) {
   const dots = [dot(mine, `${watch.name(mine)} of ${view.channel}`, "here", middle),
     ...around.map((unit) => dot(unit.id, name(unit), unit.is_reached ? "heard" : "silent", places.get(unit.id)))];
   const told = around.map((unit) => `${name(unit)} ${unit.is_reached ? "is reached" : "is not reached"}`).join(", ");
-  return svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "graph", role: "img", "aria-label": `Units around ${watch.name(mine)}: ${told || "none"}` },
+  return svg("svg", { viewBox: `0 0 ${size.width} ${size.height}`, class: "graph units", role: "img", "aria-label": `Units around ${watch.name(mine)}: ${told || "none"}` },
     svg("g", { class: "links" }, lines), svg("g", { class: "nodes" }, dots));
 }
