@@ -31,10 +31,10 @@ def test_only_maximal_registrations_are_announced() -> None:
     add(rows, "all")
     assert announced(rows) == [""]
     add(rows, "far", "x > 1", topic="u")
-    assert announced(rows) == ["", "x > 1"]
+    assert announced(rows) == ["", "`x` > 1"]
     rows.remove("all", 2, 0)
     rows.remove("wide", 3, 0)
-    assert announced(rows) == ["x < 3", "x > 1", "x > 10 AND y = 'a'"]
+    assert announced(rows) == ["`x` < 3", "`x` > 1", "`x` > 10 AND `y` = 'a'"]
 
 
 def test_equal_registrations_share_an_epoch_until_the_last_goes() -> None:
@@ -99,6 +99,18 @@ def test_a_language_that_is_unknown_covers_only_itself() -> None:
     rows = Registrations({"f": row})
     add(rows, "a", "x > 1")
     assert announced(rows) == ["???", "`x` > 1"]
+
+
+def test_a_filter_that_is_too_long_for_a_message_is_told_as_every_row() -> None:
+    rows = Registrations({})
+    large = [f"{number}e35" for number in range(100, 210)]  # 38 digits each in canonical form
+    add(rows, "fits", f"x IN ({', '.join(large[:100])})")
+    (item,) = rows.items()
+    assert 4_000 < len(item.text) <= 4_096 and (item.language, item.version) == ("sql", 1)
+    rows.remove("fits", 2, 0)
+    add(rows, "long", f"x IN ({', '.join(large)})")
+    (item,) = rows.items()
+    assert (item.language, item.version, item.text) == ("", 0, "")
 
 
 # ---- collisions (I-F9, I26)
