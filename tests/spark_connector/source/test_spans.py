@@ -53,12 +53,13 @@ def test_an_answer_without_rows_that_is_certified_to_the_end_is_whole(monkeypatc
 
 
 def test_a_token_may_narrow_the_filter_and_a_certificate_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    narrowed = Answer(101, SourceFilter("id > 5 AND country = 'PL'").profile().id.hex())
+    profile = SourceFilter("id > 5 AND country = 'PL'").profile().id.hex()
+    narrowed = Answer(101, profile)
     assert rows_of(monkeypatch, narrowed, token="a secret of this test") == []
     with pytest.raises(ConnectorError, match="M4CAST_NOT_CERTIFIED"):
         rows_of(monkeypatch, narrowed, tlsCa="ca.crt", tlsCert="client.crt", tlsKey="client.key")
     with pytest.raises(ConnectorError, match="M4CAST_NOT_CERTIFIED"):
-        rows_of(monkeypatch, Answer(100, narrowed.where["profile"]), token="a secret of this test")
+        rows_of(monkeypatch, Answer(100, profile), token="a secret of this test")
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ client = ["*"]
 where = {{ "*" = "country = 'PL'" }}
 """
 ROWS = [{"n": n, "country": ["PL", "DE", None][n % 3]} for n in range(30)]
-POLISH = [row["n"] for row in ROWS if row["country"] == "PL"]
+POLISH = [n for n in range(30) if n % 3 == 0]
 IDLE_S = 0.5
 
 

@@ -270,7 +270,7 @@ def test_where_summaries_rule_nothing_out_few_are_looked_at_until_one_does() -> 
         return head.first_sequence >= 50
 
     sparing = spared(rules_out)
-    found = [sparing(SummarisedBatch(at, at + 1, None, 0)) for at in range(60)]
+    found = [sparing(SummarisedBatch(at, at + 1, 0, None)) for at in range(60)]
     assert looked == [*range(32), 35, 39, 43, 47, *range(51, 60)]
     assert found == [False] * 51 + [True] * 9, "at most three batches are tested in vain when matches end"
 
