@@ -53,8 +53,6 @@ BENCHMARKS = {
 }
 TABLES = ("growth", "healing", "selection")
 """They have nothing to take turns with: their `measure()` returns the rows of one table."""
-PARTS = {"web": ("rows-3", "rows-5", "fastest", "batches", "posts", "loop", "idle")}
-"""Of benchmarks that can be run in parts."""
 QUICK = ("frames", "events", "store", "channel", "rows", "latency", "spark")
 """Together they take less than five minutes with --quick."""
 
@@ -63,9 +61,8 @@ QUICK = ("frames", "events", "store", "channel", "rows", "latency", "spark")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--quick", is_flag=True, help=f"Little of each; without names: {' '.join(QUICK)}. Less than 5 minutes.")
 @click.option("--rounds", type=click.IntRange(1, 1_000), help="So many of each comparison, after the warm-up.")
-@click.option("--only", multiple=True, metavar="PART", help=f"Some of the parts of web: {', '.join(PARTS['web'])}.")
 @click.option("--list", "only_list", is_flag=True, help="List the benchmarks.")
-def main(names: tuple[str, ...], quick: bool, rounds: int | None, only: tuple[str, ...], only_list: bool) -> None:
+def main(names: tuple[str, ...], quick: bool, rounds: int | None, only_list: bool) -> None:
     """Measure m4cast beside what one would use instead, on this machine, in turns. Without a NAME: all."""
     if only_list:
         for name, about in BENCHMARKS.items():
@@ -78,18 +75,11 @@ def main(names: tuple[str, ...], quick: bool, rounds: int | None, only: tuple[st
         benchmark, _, part = name.partition(".")
         if part and part not in (parts := getattr(importlib.import_module(f"tests.bench.{benchmark}"), "PARTS", {})):
             raise click.UsageError(f"{benchmark} has no part {part!r}; its parts are {', '.join(parts) or 'none'}")
-    parts = PARTS.get(names[0], ()) if len(names) == 1 else ()
-    if strange := [part for part in only if part not in parts]:
-        raise click.UsageError(f"--only {strange[0]}: name one benchmark and its parts; {_parts_text()}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that what it started ends with it
-    sys.exit(run(names or (QUICK if quick else tuple(BENCHMARKS)), quick=quick, rounds=rounds, only=only))
+    sys.exit(run(names or (QUICK if quick else tuple(BENCHMARKS)), quick=quick, rounds=rounds))
 
 
-def _parts_text() -> str:
-    return "; ".join(f"{name} has {', '.join(parts)}" for name, parts in PARTS.items())
-
-
-def run(names: tuple[str, ...], *, quick: bool, rounds: int | None = None, only: tuple[str, ...] = ()) -> int:
+def run(names: tuple[str, ...], *, quick: bool, rounds: int | None = None) -> int:
     console = Console(highlight=False)
     console.width = max(console.width, TABLE_WIDTH)
     when = datetime.now(UTC)
@@ -102,7 +92,7 @@ def run(names: tuple[str, ...], *, quick: bool, rounds: int | None = None, only:
         about = " ".join((module.__doc__ or "").split())
         console.print(f"\n{name}: {about}")
         with console.status("") as status:
-            bench = Bench(quick=quick, rounds=rounds, only=only, told=status.update)
+            bench = Bench(quick=quick, rounds=rounds, told=status.update)
             results[name] = (about, bench)
             try:
                 if part:

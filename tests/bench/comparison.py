@@ -103,25 +103,20 @@ class Comparison:
 
 class Bench:
     """What a benchmark reports to. `quick`: as little as still shows something, in one round; `rounds`: so many of all,
-    whatever the benchmark has in mind; `only`: those of its parts, if it has any; none: all."""
+    whatever the benchmark has in mind."""
 
     def __init__(
         self,
         *,
         quick: bool = False,
         rounds: int | None = None,
-        only: tuple[str, ...] = (),
         told: Callable[[str], None] = lambda what: None,
     ) -> None:
         self.quick = quick
-        self._only = only
         self._rounds = rounds or (1 if quick else None)
         self.comparisons: list[Comparison] = []
         self.facts: list[Row] = []
         self._told = told
-
-    def does(self, part: str) -> bool:
-        return not self._only or part in self._only
 
     def of(self, full: int, quick: int) -> int:
         """How much of something."""

@@ -4,8 +4,8 @@ clients over `/live`, beside JetStream R1; single-row POSTs by 64 keep-alive con
 that reads and discards them; how long a node's loop and `/healthz` are held up while 64 MB of Parquet is posted and
 filtered reads run; and what 1,000 idle tails and as many idle WebSockets take of a node's memory.
 
-Whole, it takes less than six minutes with three rounds. Parts, for `--only`: `rows-3` and `rows-5` (single rows, three
-and five nodes), `fastest` (10,000 rows/s), `batches`, `posts`, `loop`, `idle`."""
+Whole, it takes less than six minutes with three rounds. Parts: `python -m tests.bench web.rows_3 web.idle`; see
+`PARTS`."""
 
 import asyncio
 import io
@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -65,27 +66,8 @@ TIMEOUT_S = 120.0
 
 
 def measure(bench: Bench) -> None:
-    for nodes in (3, 5):
-        if bench.does(f"rows-{nodes}"):
-            _single_rows(bench, nodes)
-    if bench.does("fastest"):
-        _fastest(bench)
-    if bench.does("batches") or bench.does("posts"):
-        with bench_cluster(3) as cluster:
-            web = cluster.node("n1").web
-            if bench.does("batches"):
-                _small_batches(bench, web, pids(cluster))
-            if bench.does("posts"):
-                _posts(bench, web, pids(cluster))
-    if bench.does("loop"):
-        with bench_cluster(2) as cluster:
-            _loop(bench, cluster)
-    for tls in (False, True) if bench.does("idle") else ():
-        with bench_cluster(1, tls=tls) as cluster:
-            before_mb = anonymous_mb(pids(cluster)["n1"])
-            held_mb = asyncio.run(_idle(cluster, bench.of(IDLE, 50)))
-            what = f"{2 * bench.of(IDLE, 50):,} idle connections, {'TLS' if tls else 'plain'}: RssAnon, MB"
-            _bar(bench, what, held_mb, f"{before_mb:.0f} before", None, f"<= {IDLE_MB[tls]}", held_mb <= IDLE_MB[tls])
+    for part in PARTS.values():
+        part(bench)
 
 
 def _bar(
@@ -182,7 +164,8 @@ def _fastest(bench: Bench) -> None:
 # ---- small batches
 
 
-def _small_batches(bench: Bench, web: str, processes: dict[str, int]) -> None:
+def _small_batches(bench: Bench, cluster: LocalCluster) -> None:
+    web, processes = cluster.node("n1").web, pids(cluster)
     batches = bench.of(BATCHES, 40)
     rows = CLIENTS * batches * BATCH_ROWS
 
@@ -245,7 +228,8 @@ async def _publish_jetstream(address: str, topic: str, batches: int) -> None:
 # ---- posts
 
 
-def _posts(bench: Bench, web: str, processes: dict[str, int]) -> None:
+def _posts(bench: Bench, cluster: LocalCluster) -> None:
+    web, processes = cluster.node("n1").web, pids(cluster)
     posts = bench.of(POSTS, 256)
 
     def work(address: str) -> Callable[[Watch], None]:
@@ -422,3 +406,29 @@ async def _idle(cluster: LocalCluster, count: int) -> float:
         for tail in tails:
             tail.close()
     return held
+
+
+def _idle_mb(bench: Bench) -> None:
+    for tls in (False, True):
+        with bench_cluster(1, tls=tls) as cluster:
+            before_mb = anonymous_mb(pids(cluster)["n1"])
+            held_mb = asyncio.run(_idle(cluster, bench.of(IDLE, 50)))
+            what = f"{2 * bench.of(IDLE, 50):,} idle connections, {'TLS' if tls else 'plain'}: RssAnon, MB"
+            _bar(bench, what, held_mb, f"{before_mb:.0f} before", None, f"<= {IDLE_MB[tls]}", held_mb <= IDLE_MB[tls])
+
+
+def _at(nodes: int, part: Callable[[Bench, LocalCluster], None], bench: Bench) -> None:
+    with bench_cluster(nodes) as cluster:
+        part(bench, cluster)
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "rows_3": partial(_single_rows, nodes=3),
+    "rows_5": partial(_single_rows, nodes=5),
+    "fastest": _fastest,
+    "batches": partial(_at, 3, _small_batches),
+    "posts": partial(_at, 3, _posts),
+    "loop": partial(_at, 2, _loop),
+    "idle": _idle_mb,
+}
+"""Single rows at three and five nodes, 10,000 rows/s, batches of 100 rows, POSTs, and what the docstring says last."""
