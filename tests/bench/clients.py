@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from random import Random
 from unittest.mock import patch
@@ -28,7 +27,6 @@ from m4cast.overlay.protocol.effects import Wish
 from m4cast.overlay.protocol.interest import registrations
 from tests.bench.comparison import Bench, Side
 from tests.bench.processes import Watch, anonymous_mb
-from tests.overlay.client.roaming.waiting import until_ready
 from tests.overlay.protocol.interest.mesh import Member
 from tests.processes.clusters import process_of, running_cluster
 
@@ -92,59 +90,6 @@ def _hierarchy(bench: Bench) -> None:
             registering_cpu_s=round(registering_s, 2),
             matching_cpu_ms=round(matching_s * 1_000, 1),
         )
-
-
-def _access_point(bench: Bench) -> None:
-    """The same clients at a real access point, with the setting and without: what crosses to it, at what cost of the
-    origin, and what clients are given."""
-    texts = zipf_profiles(bench.of(PROFILES, 300))
-    rng = np.random.default_rng(2)
-    rows = pa.table({"kind": rng.integers(1, 2 * KINDS, 20_000), "price": rng.integers(0, 100, 20_000)})
-    rows = rows.append_column("n", pa.array(np.arange(20_000))).sort_by("kind")
-    batches = [batch for first in range(0, 20_000, 100) for batch in rows.slice(first, 100).to_batches()]
-    wanted = _mask(rows.combine_chunks().to_batches()[0], set(texts))
-    sample = sorted(Random(3).sample(range(len(texts)), min(len(texts), bench.of(100, 20))))
-    given: dict[bool, dict[int, list[int]]] = {}
-    for is_on in (True, False):
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            running_cluster(Path(folder), 2, interest_hierarchy=is_on) as cluster,
-        ):
-            origin, here = cluster.channel("n1"), cluster.channel("n2")
-            origin.create_topic("zipf", keepers=0, route_by=["kind", "price"])
-            began = time.perf_counter()
-            here.register("zipf", "kind = 0")  # by then the access point knows the topic
-            here.subscribe_all(_zipf_clients(texts), start="earliest")
-            subscribed_s = time.perf_counter() - began
-            before = cpu_s(process_of(cluster, "n1").pid)
-            for batch in batches:
-                until_ready(partial(origin.publish, "zipf", batch))
-            given[is_on] = {}
-            for number in sample:
-                client = Client(cluster.node("n2").door, key=f"z{number}", credential=SECRET)
-                client.connect()
-                found = [n for got in client.notifications(idle_s=0.3) for n in got.column("n").to_pylist()]
-                expected = rows.filter(pa.array(_mask(rows.combine_chunks().to_batches()[0], {texts[number]})))
-                assert sorted(found) == sorted(expected["n"].to_pylist()), (texts[number], "each row once, no other")
-                given[is_on][number] = found
-                client.disconnect()
-            streams = here.describe("zipf")["streams"].values()
-            announced = sum(each["is_announced"] for each in here.subscriptions("zipf")["own"])
-            bench.fact(
-                what=f"{len(texts):,} clients at an access point, hierarchy {'on' if is_on else 'off'}",
-                announced=announced,
-                batches_crossing=sum(each["batches"] for each in streams),
-                batches_wanted=int(wanted.reshape(-1, 100).any(axis=1).sum()),
-                origin_cpu_ms=round((cpu_s(process_of(cluster, "n1").pid) - before) * 1e3),
-                subscribed_s=round(subscribed_s, 1),
-                rows_given=sum(map(len, given[is_on].values())),
-            )
-    assert given[True] == given[False], "equal deliveries"
-
-
-def _zipf_clients(texts: list[str]) -> Iterator[dict[str, str]]:
-    for number, text in enumerate(texts):
-        yield {"key": f"z{number}", "credential": SECRET, "topic": "zipf", "where": text}
 
 
 def _mask(rows: pa.RecordBatch, texts: set[str]) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
@@ -241,14 +186,12 @@ def _subscribed(channel: Channel, first: int, until: int, start: str = "latest")
     return time.perf_counter() - began
 
 
-def _absent(bench: Bench, *, selective: bool = False) -> None:
+def _absent(bench: Bench) -> None:
     """Memory, start and the cost of a publish with many clients that are not there."""
     clients = bench.of(CLIENTS, 2_000)
     few = min(FEW_CLIENTS, clients // 2)
     with _one_node() as (cluster, channel):
-        if selective:
-            channel.create_topic("absent", keepers=0, route_by=["n"])
-        until_ready(partial(channel.publish, "absent", [{"n": 1}]))
+        channel.publish("absent", [{"n": 1}])
         cluster.kill("n1")
         cluster.start("n1")
         empty_mb = anonymous_mb(process_of(cluster, "n1").pid)
@@ -262,7 +205,7 @@ def _absent(bench: Bench, *, selective: bool = False) -> None:
         started_s = time.perf_counter() - began
         full_mb = anonymous_mb(process_of(cluster, "n1").pid)
         bench.fact(
-            what=f"{clients:,} absent clients of a {'selective' if selective else 'broadcast'} topic",
+            what=f"{clients:,} absent clients",
             subscribed_s=round(seconds, 1),
             start_s=round(started_s, 1),
             mb_above_empty=round(full_mb - empty_mb),
@@ -277,7 +220,7 @@ def _publish_us(cluster: LocalCluster, channel: Channel, rows: int = 300) -> flo
     pid = process_of(cluster, "n1").pid
     before = cpu_s(pid)
     for number in range(rows):
-        until_ready(partial(channel.publish, "absent", [{"n": number}]))
+        channel.publish("absent", [{"n": number}])
     return (cpu_s(pid) - before) / rows * 1e6
 
 
@@ -395,11 +338,9 @@ def _all_ends(addresses: list[str]) -> dict[str, dict[str, int]]:
 
 PARTS: dict[str, Callable[[Bench], None]] = {
     "hierarchy": _hierarchy,
-    "access_point": _access_point,
     "shipped": _shipped,
     "late": _notified,
     "absent": _absent,
-    "absent_selective": partial(_absent, selective=True),
     "waiting": _waiting,
     "query": _query,
 }
