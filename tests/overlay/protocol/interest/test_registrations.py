@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from m4cast.overlay.profiles.boxes import covers
-from m4cast.overlay.profiles.profile import parse
+from m4cast.overlay.profiles.profile import read
 from m4cast.overlay.protocol.effects import Registration
 from m4cast.overlay.protocol.interest import registrations as module
 from m4cast.overlay.protocol.interest.registrations import WIDE_PREFIX, Registrations
@@ -212,6 +212,6 @@ def test_whatever_comes_and_goes_everything_is_covered(seed: int, monkeypatch: p
 
 
 def _covers(item: InterestItem, row: Registration) -> bool:
-    if not item.text or item.text == row.text:
+    if not item.text or item.text == row.canonical:
         return True
-    return bool(row.text) and covers(parse(item.text).condition, parse(row.text).condition)
+    return bool(row.canonical) and covers(read(item.text).condition, read(row.canonical).condition)
