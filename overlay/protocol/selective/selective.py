@@ -159,8 +159,10 @@ class Selective:
         """Another node's entry has changed in this node's view. `joined`: also what rejoined."""
         if node_id == self._me:
             return
+        before = self.demand.versions.get(node_id)
         topics, origins = self.demand.change(node_id, version, joined, left)
         streams = [each for each in self.speaking.streams if each.origin in origins or topic_hash(each.topic) in topics]
+        self.speaking.entry_changed(node_id, before, version, streams)
         self.speaking.joined(node_id, streams, now_ms)
         self.speaking.left(node_id)
         if origins:

@@ -8,7 +8,7 @@ anew when a registration joins in it. It is in memory alone: to forget one costs
 Keepers speak for absent origins by the same means, with empty statements at the end of what they have.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from m4cast.overlay.ids import NodeId, StreamId
@@ -208,6 +208,15 @@ class Speaking:
         run.wait_ms = min(2 * run.wait_ms, COVER_WAIT_MAX_MS)
 
     # ---- acknowledgements
+
+    def entry_changed(self, node_id: NodeId, before: int | None, version: int, concerned: Collection[StreamId]) -> None:
+        """A node's entry has another version. What it acknowledged of streams that the change does not concern counts
+        for that version, too; and acknowledgements by a version that was not known yet count now."""
+        for stream_id, stream in self.streams.items():
+            run = stream.runs.get(node_id)
+            if run is not None and stream_id not in concerned and run.acked_version == before:
+                run.acked_version = version
+        self.acks_taken += 1
 
     def on_ack(self, sender: NodeId, ack: SelectAckStmt) -> None:
         if ack.version < self._demand.versions.get(sender, ack.version + 1):
