@@ -28,7 +28,7 @@ class GroupFollower(threading.Thread):
         self.repeated = 0
         self._keeps_position = number % 2 == 0
         self._is_back = self._file.exists()
-        kept = json.loads(self._file.read_text()) if self._is_back else {"rows": 0, "restarts": -1}
+        kept: dict[str, Any] = json.loads(self._file.read_text()) if self._is_back else {"rows": 0, "restarts": -1}
         self.rows, self.restarts = kept["rows"], kept["restarts"] + 1
         self.client.connect(create=not self._is_back)
         if not self._is_back:
