@@ -5,13 +5,15 @@ numbers of their micro-batches say nothing about each other. So an ingest locks 
 ends. The system releases the locks of a process that is killed.
 
 All locks are bytes of one file among the checkpoints, chosen by a hash of what is locked, so that thousands of tables
-need one open file. They belong to the open file, not to the process: two ingests in one process exclude each other.
+need one open file. On Linux they belong to the open file, not to the process: two ingests in one process exclude each
+other, too.
 """
 
 import fcntl
 import hashlib
 import os
 import struct
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -60,9 +62,12 @@ class TableLocks:
         if self._fd is None:
             return True
         at = int.from_bytes(hashlib.sha256(what.encode()).digest()[:HASH_BYTES])
-        wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)  # the system's struct flock
         with suppress(BlockingIOError, PermissionError):
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, wanted)
+            if sys.platform == "linux":
+                wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)  # the system's struct flock
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, wanted)
+            else:
+                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
             return True
         return False
 
