@@ -314,7 +314,7 @@ def wanted_rows(want: UnitWant) -> UnitRows:
 
 
 def unit_want(rows: UnitRows) -> UnitWant:
-    """A profile in a language that is unknown here wants all: too much is safe."""
+    """A profile in a language that is unknown here, or whose text is not canonical, wants all: too much is safe."""
     return UnitWant(rows.topic, None if rows.profile is None else _profile(*rows.profile))
 
 
@@ -322,10 +322,8 @@ def unit_want(rows: UnitRows) -> UnitWant:
 def _profile(language: str, version: int, text: str) -> Profile | None:
     try:
         return read(text, language, version)
-    except UnknownLanguageError:
+    except (UnknownLanguageError, FilterError):
         return None
-    except FilterError as error:
-        raise RemoteProtocolError(f"a unit wants rows by a filter that cannot be read: {error}") from error
 
 
 # ---- on disk
