@@ -102,7 +102,10 @@ def _taken(log: Path, version: int, commit: str) -> bool:
         return False
     new = log / f".{version:020}.{uuid.uuid4()}"
     try:
-        new.write_text(commit, encoding="utf-8")
+        with new.open("x", encoding="utf-8") as file:
+            file.write(commit)
+            file.flush()
+            os.fsync(file.fileno())  # a version whose content was lost with the power would spoil the table
         os.link(new, _path(log, version))
     except FileExistsError:
         return new.stat().st_nlink == 2  # on NFS, an answer can be lost, and the repeated request finds our own link
