@@ -20,8 +20,10 @@ FLOATS = [0.0, -0.0, 0.1, 0.5, 4.5, -1.25, 5.0, 1e300, float("inf"), float("-inf
 TYPED: dict[str, tuple[pa.DataType, list[Any], list[Any]]] = {
     "b": (pa.bool_(), [True, False], [True, False]),
     "i8": (pa.int8(), [0, 1, -1, 5, 127, -128], NUMBERS),
+    "i16": (pa.int16(), [0, 1, -1, 5, 2**15 - 1, -(2**15)], NUMBERS),
     "i32": (pa.int32(), [0, 1, -1, 5, 2**31 - 1], NUMBERS),
     "i64": (pa.int64(), [0, 1, -1, 5, 2**53 + 1, 2**63 - 1], [*NUMBERS, 2**53, 2**53 + 1]),
+    "f32": (pa.float32(), [each for each in FLOATS if each != 1e300], [*NUMBERS, float("nan"), float("inf")]),
     "f64": (pa.float64(), FLOATS, [*NUMBERS, float("nan"), float("inf")]),
     "d9": (pa.decimal128(9, 2), [Decimal("0.10"), Decimal("4.50"), Decimal("-1.25"), Decimal("5.00")], NUMBERS),
     "d38": (pa.decimal128(38, 2), [Decimal("0.10"), Decimal("4.50"), Decimal(10**35)], NUMBERS),

@@ -45,8 +45,9 @@ def utc(spark: "SparkSession") -> Iterator["SparkSession"]:
         spark.conf.set(name, str(former))
 
 
-def test_masks_equal_spark(utc: "SparkSession") -> None:
-    random = Random(1)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_masks_equal_spark(utc: "SparkSession", seed: int) -> None:
+    random = Random(seed)
     batch = agreement_batch(random, 50)
     terms = BatchTerms(batch)
     made = [agreed_condition(random, random.choice([0, 0, 1]), list(TYPED)) for _ in range(200)]
