@@ -27,6 +27,10 @@ from m4cast.overlay.profiles.evaluation import BatchTerms
 from tests.overlay.profiles.agreement import TYPED, agreed_condition, agreement_batch
 
 
+COLUMNS = [name for name in TYPED if name != "f32"]
+"""DuckDB compares a 32-bit float with a decimal number as 32-bit floats, Spark and m4cast as doubles."""
+
+
 def duck_literal(literal: Literal, name: str) -> str:
     content: Any = literal.value
     match literal.kind:
@@ -70,7 +74,7 @@ def test_masks_equal_duckdb(seed: int) -> None:
     random = Random(seed)
     batch = agreement_batch(random, 60)
     terms = BatchTerms(batch)
-    conditions = [agreed_condition(random, random.choice([0, 0, 1, 2]), list(TYPED)) for _ in range(150)]
+    conditions = [agreed_condition(random, random.choice([0, 0, 1, 2]), COLUMNS) for _ in range(150)]
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.register("rows", pa.table(batch))
