@@ -26,7 +26,6 @@ from m4cast.overlay.profiles.condition import (
 from m4cast.overlay.profiles.evaluation import BatchTerms
 from tests.overlay.profiles.agreement import TYPED, agreed_condition, agreement_batch
 
-
 COLUMNS = [name for name in TYPED if name != "f32"]
 """DuckDB compares a 32-bit float with a decimal number as 32-bit floats, Spark and m4cast as doubles."""
 
