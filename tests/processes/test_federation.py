@@ -160,9 +160,14 @@ def test_the_command_makes_a_federation_and_shows_its_units(tmp_path: Path, monk
         until(lambda: "orders" in berlin.frontier(), "orders of warsaw")
         until(lambda: berlin.read("orders").num_rows == 2, "two orders")
         door = local.clusters["berlin"].node("n1").door
-        shown = runner.invoke(main, ["units", "--node", door])
-        assert shown.exit_code == 0, shown.output
-        assert "m4cast/warsaw" in shown.output and "everywhere" in shown.output
+
+        def shown() -> str:
+            units = runner.invoke(main, ["units", "--node", door])
+            assert units.exit_code == 0, units.output
+            return units.output
+
+        assert "m4cast/warsaw" in shown()
+        until(lambda: "everywhere" in shown(), "orders wanted everywhere")
         other = runner.invoke(main, ["units", "--node", local.clusters["berlin"].node("n2").door])
         assert other.exit_code == 2 and "no gatekeeper" in other.output
     finally:

@@ -104,7 +104,7 @@ def test_a_table_shows_what_stands_and_may_be_seen(guarded: Served) -> None:
     poland = channel_of(guarded, "poland")
     for where in (None, "TRUE", "country = 'DE' OR country = 'PL'"):
         assert poland.table("orders.table", where)["_name"].to_pylist() == ["b"]
-    assert [row["_name"] for batch in poland.query("orders.table") for row in batch.to_pylist()] == ["a", "b"]
+    assert [row["_name"] for batch in poland.query("orders.table") for row in batch.to_pylist()] == ["b"]
     with pytest.raises(RefusedError, match="admin"):
         poland.compact_table("orders.table")
 

@@ -173,6 +173,7 @@ REQUESTS: dict[str, Call] = {
     "topic-summaries": act("topic-summaries", topic=HERE),
     "topics": act("topics"),
     "topology": act("topology"),
+    "trace": act("trace", topic=HERE, origin="0" * 32, sequence=1),
 }
 """Something that each call can do with the topic `HERE`; what would end the node is asked for with a mistake."""
 

@@ -36,7 +36,7 @@ def test_who_is_no_member_any_longer_is_told_to_connect_again() -> None:
     shares.join("k", "a", 1)
     shares.leave("k", 1)
     for key in ("k", "unknown"):
-        with pytest.raises(Refusal, match="connect it again"):
+        with pytest.raises(Refusal, match="connect again"):
             shares.see(key, 1)
 
 

@@ -1,6 +1,5 @@
 """Where a reader of a selective topic starts, and which registration it then needs."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,9 +7,7 @@ import pytest
 from m4cast.overlay.client import Channel
 from m4cast.overlay.door.frontiers import CoveredFrontiers, Frontiers
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.selection import selection
 from m4cast.overlay.protocol.selection.selection import Selection
-from m4cast.overlay.protocol.selective.contract import SelectiveSettings
 from tests.overlay.door.http.watched import until
 from tests.overlay.door.selected.test_reads import publish, selective_at, stored
 from tests.overlay.door.served import serving
@@ -38,8 +35,7 @@ def test_a_stream_that_begins_later_than_the_reader_is_hidden_until_it_calls_aga
 def test_a_reader_from_now_on_fetches_no_old_rows_and_one_from_before_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "SelectiveSettings", partial(SelectiveSettings, clock_skew_ms=0))
-    with serving(tmp_path, 2) as served:
+    with serving(tmp_path, 2, settings=lambda name: {"clock_skew_ms": 0}) as served:
         origin, reader = (Channel(address) for address in served.addresses)
         own = served.nodes[0].driver.node.me.node_id.hex()
         origin.create_topic("t", keepers=0)

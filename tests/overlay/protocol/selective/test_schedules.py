@@ -26,7 +26,7 @@ from m4cast.overlay.sim.selective.campaign import backup
 from m4cast.overlay.sim.selective.places import SelectivePlace, values_of
 from m4cast.overlay.sim.selective.world import SelectiveWorld
 
-A, B, C = "country = 'A'", "country = 'B'", "country = 'C'"
+A, B, C = "`country` = 'A'", "`country` = 'B'", "`country` = 'C'"
 
 
 def channel(places: int = 3, keepers: int = 0, seed: int = 1) -> SelectiveWorld:
