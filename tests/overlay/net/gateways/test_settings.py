@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 
+from m4cast.overlay.net.gateways.exports import READ_BYTES
 from tests.overlay.net.gateways.federated import Channels, gates, gateway, until
 from tests.overlay.net.gateways.test_gateways import run
 
 BATCH_BYTES = 600_000
+QUEUE_BYTES = 1 << 20
 SLOW = {"bytes_per_s_max": 10_000}
 """A minute for each batch."""
 
 
 @pytest.mark.parametrize(
-    ("rules", "settings"), [({"queue_bytes_max": 1 << 20}, {}), ({"queue_bytes_max": 1 << 30}, {"in_flight_max": 2})]
+    ("rules", "settings"),
+    [({"queue_bytes_max": QUEUE_BYTES}, {}), ({"queue_bytes_max": 1 << 30}, {"in_flight_max": 2})],
 )
 def test_a_slow_gateway_lets_batches_wait_in_the_log(
     tmp_path: Path, rules: dict[str, Any], settings: dict[str, Any]
@@ -34,7 +37,8 @@ def test_a_slow_gateway_lets_batches_wait_in_the_log(
         await until(lambda: len(b1.rows("orders")) == 1)
         await until(a1.keeper._is_full)
         (link,) = a1.keeper.links.links.values()
-        assert 0 < link.queued_bytes <= 3 * BATCH_BYTES and a1.keeper.exports.batches <= 4
+        # The queue may be exceeded by what is read at a time, which is whole batches.
+        assert 0 < link.queued_bytes <= QUEUE_BYTES + READ_BYTES + BATCH_BYTES and a1.keeper.exports.batches <= 5
         assert len(b1.rows("orders")) == 1, "the second one waits for its turn"
         config = a1.config
         assert config is not None
