@@ -1,4 +1,4 @@
-"""What this node has of the rows that a client needs."""
+"""The rows that a client needs, as far as this node has them."""
 
 from collections.abc import Container
 

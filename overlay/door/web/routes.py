@@ -46,7 +46,7 @@ class WebRoute:
     is_public: bool = False
     """Answered without a token: it has nothing of the channel."""
     status: Literal[101, 200] = 200
-    """Of its answer, if it is not refused."""
+    """The status of its answer, unless it is refused."""
 
     @property
     def query(self) -> tuple[str, ...]:

@@ -207,7 +207,7 @@ class Demanded:
 
 
 def _profile_of(item: InterestItem) -> Profile | None:
-    """What an item of the interest wants. The row of a client wants its mail (PROTOCOL.md 21.6)."""
+    """The profile that an item of the interest wants. The row of a client wants its mail (PROTOCOL.md 21.6)."""
     if item.language == CLIENT_LANGUAGE:
         return _mail_of(item.text.rpartition(" ")[0])
     return _profile(ProfileText(item.language, item.version, item.text))

@@ -71,7 +71,7 @@ class StreamFinding:
         self.serve: Callable[[GatewayLink, StreamPullCall, StreamId], None] = lambda link, call, stream: None
         """Sends batches of the log."""
         self.is_final: Callable[[StreamId], bool] = lambda stream: False
-        """Whether another channel's stream must not be passed on."""
+        """True if another channel's stream must not be passed on."""
         self.note_final: Callable[[StreamId, str, bool], None] = lambda stream, channel, is_final: None
         self.frame_here: Callable[[AcrossFrame, bytes], None] = lambda message, frame: None
         """Takes a frame that is for this gatekeeper, from one that asks or that was asked."""

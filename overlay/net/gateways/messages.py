@@ -251,7 +251,7 @@ class ClientFindResp:
 
 
 class TraceStep(NamedTuple):
-    """What a gatekeeper did with a batch."""
+    """One thing that a gatekeeper did with a batch."""
 
     gatekeeper: UnitId
     address: str

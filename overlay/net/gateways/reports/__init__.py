@@ -1,4 +1,4 @@
-"""What the federation's machine tells its node, and what the channel makes of it (PROTOCOL.md 22.7 and on).
+"""Reports: what the federation's machine tells its node, and what the channel makes of it (PROTOCOL.md 22.7 and on).
 
 reports         composes the others
 echo            a question to all gatekeepers
