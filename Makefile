@@ -10,6 +10,9 @@ BIN := $(VENV)/bin
 # The stamp lives in the environment, so that removing the environment removes the stamp with it.
 INSTALLED := $(VENV)/.installed
 
+# Nodes, commands and Spark's workers import the same modules again and again: compile these once.
+unexport PYTHONDONTWRITEBYTECODE
+
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
 

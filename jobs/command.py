@@ -1,7 +1,7 @@
-"""Shared parts of the jobs' command lines: options about tables and Spark, the session, how a job is stopped.
+"""Shared parts of the jobs' command lines: options for tables and Spark, the session, and how a job is stopped.
 
 Every job is one click command, which runs as `m4cast NAME` and as `spark-submit jobs/NAME.py`. Options that other
-commands have as well are in `m4cast.console`. Progress is shown on stderr; the summary goes to stdout, as one JSON
+commands also have are in `m4cast.console`. Progress is shown on stderr; the summary goes to stdout, as one JSON
 object with `--json`. Spark's own messages go to a file, whose name is printed on stderr.
 """
 
@@ -44,7 +44,14 @@ grace_option = click.option(
     default=int(GRACE.total_seconds()),
     show_default=True,
     callback=lambda _context, _option, seconds: timedelta(seconds=seconds),
-    help="How long rows may take to arrive after the end of their minute. Higher: later verdicts.",
+    help="How long rows may take to arrive after the end of their minute. A longer grace delays verdicts.",
+)
+beyond_option = click.option(
+    "--beyond",
+    multiple=True,
+    metavar="PATH",
+    help="Tables of another channel whose rows arrive here through gateways; they show what was published there. Can "
+    "be repeated.",
 )
 spark_options = all_of(
     pairs_option("--spark-conf", "spark_conf", metavar="KEY=VALUE", help="A setting of Spark."),
@@ -77,7 +84,7 @@ def folder_of(tables: str) -> str:
 
 def filled_folder_of(tables: str, wanted: str = "*") -> str:
     """The location of the tables, which must include one of this name. A folder on this machine is checked before Spark
-    starts, which takes long; any other location is visible only to Spark."""
+    starts, since that takes long; any other location is visible only to Spark."""
     folder = folder_of(tables)
     if "://" in folder:
         return folder
@@ -90,7 +97,7 @@ def filled_folder_of(tables: str, wanted: str = "*") -> str:
 
 
 def session_of(name: str, given: Mapping[str, Any]) -> "SparkSession":
-    """The Spark session of a job; reports where its log is."""
+    """The Spark session of a job. Reports the location of its log."""
     settings = given["spark_conf"]
     if has_session():
         return job_session(name, settings=settings)

@@ -1,13 +1,13 @@
 """Delivery audit: what was published and what was delivered, per stream, receiver and window, with a verdict.
 
-A run states only the windows about which something is new: those of newly recorded batches, whenever they arrived;
+A run writes only the windows for which something is new: those of newly recorded batches, whenever these arrived;
 those that have closed since the last run; those that a new skip overlaps; those since a node joined or left, if the
-roster reports it only now; those since a node wanted something of a selective topic, or gave it up; and those with rows
+roster reports this only now; those since a node began or ceased to want rows of a selective topic; and those with rows
 missing or not read at a node that has left, has fallen silent or is heard again. A window is closed `grace` after its
 end: until then rows may be in transit.
 
-Stating a window again produces the same rows, so an interrupted run is completed by the next one. This needs the
-delivery records of the window: where `maintain` has deleted some, an earlier statement that knows more is kept.
+Writing a window again produces the same rows, so an interrupted run is completed by the next one. This requires the
+delivery records of the window: where `maintain` has deleted some, an earlier result that knows more is kept.
 """
 
 from collections.abc import Sequence
@@ -35,6 +35,7 @@ from m4cast.jobs.audit.windows import (
     window_start,
     within_periods,
 )
+from m4cast.jobs.beyond import take_over
 from m4cast.jobs.command import GRACE
 from m4cast.jobs.expectation import (
     Deleted,
@@ -43,14 +44,16 @@ from m4cast.jobs.expectation import (
     members_of,
     membership_changes,
     nodes_frame,
+    of_roster,
     roster_members,
 )
-from m4cast.jobs.ranges import length, total
+from m4cast.jobs.ordering_gaps import JOB as GAPS_JOB
+from m4cast.jobs.ranges import NUMBER_MAX, length, total
 from m4cast.jobs.report.page import write_report
-from m4cast.jobs.runs import AuditRun, NodeLife, last_run, record_run
+from m4cast.jobs.runs import AuditRun, NodeLife, last_run, last_runs, record_run
 from m4cast.jobs.session import as_script, interpreted_if_few
 from m4cast.jobs.steps import Steps
-from m4cast.jobs.table_folder import TableFolder
+from m4cast.jobs.table_folder import TableFolder, held_if_few, held_if_small
 from m4cast.jobs.wants import (
     find_wants,
     interest_changes,
@@ -106,7 +109,7 @@ def changed_voices(before: Sequence[NodeLife], now: Sequence[NodeLife]) -> list[
 
 
 def kept_where_more_was_known(stated: DataFrame, rows: DataFrame) -> DataFrame:
-    """The new rows, except where an earlier statement knows more because records were deleted since: then that one."""
+    """The new rows, or an earlier result where that knows more, because records have been deleted since."""
     names = DELIVERY_AUDIT.schema.names
     old = stated.select(*WINDOW_KEY, F.struct(*names).alias("old"))
     new = rows.select(*WINDOW_KEY, F.struct(*names).alias("new"), "unknown")
@@ -137,54 +140,78 @@ def run(
     grace: timedelta = GRACE,
     late_ms: int = LATE_MS,
     full: bool = False,
+    beyond: Sequence[str] = (),
     steps: Steps | None = None,
 ) -> AuditSummary:
-    """State the windows with news up to `as_of` (None: now); `full`: all windows, regardless of earlier runs."""
+    """Write the windows with news up to `as_of` (None: now); `full`: all windows, regardless of earlier runs. `beyond`:
+    the tables of other channels whose rows arrive here."""
     steps = steps or Steps()
     tables, started_at = TableFolder(spark, folder), datetime.now(UTC)
     tables.read(DELIVERIES)  # raises if it is missing
     tables.ensure(DELIVERIES)  # an older one gains the columns that it lacks
+    take_over(tables, beyond)
     source_id, version = tables.version(DELIVERIES)
     for table in (DELIVERY_AUDIT, AUDIT_RUNS):
         tables.ensure(table)
-    last = last_run(tables, JOB)
+    runs = last_runs(tables)
+    last = last_run(runs, JOB)
     if last is not None and (last.deliveries_id != source_id or last.deliveries_version > version):
         last = None
     previous = None if full else last
     until = closed_until(as_of or started_at, grace)
     steps.step("looking for new records")
-    all_records = tables.read_at(DELIVERIES, version)
-    new = all_records if previous is None else tables.changes(DELIVERIES, previous.deliveries_version, version)
+    records, is_small = held_if_small(tables.read_at(DELIVERIES, version))
+    roster, stated = held_if_small(tables.read(ROSTER)).rows, held_if_small(tables.read(DELIVERY_AUDIT))
+    before = _Tables(records, roster, stated.rows)
+    new = records
+    if previous is not None:
+        new = held_if_few(tables.changes(DELIVERIES, previous.deliveries_version, version)).rows
     facts = _news(new, is_first=previous is None)
     known = {each.node_id for each in (last.members or ()) if each.has_reported} if last is not None else set()
-    members = roster_members(tables.read(ROSTER), known | facts.reporters)
+    members = roster_members(roster, known | facts.reporters)
     topics = met_so_far(last, facts.selective_topics)
-    deleted = find_deleted(tables, last, version, known | facts.reporters, started_at, is_full=full)
+    own = of_roster(members, known | facts.reporters)
+    deleted = find_deleted(tables, records, last, version, own, started_at, is_full=full)
     interest_at = interest_read_at(tables, topics)
-    periods = None if previous is None else _periods(tables, previous, members, facts, new, until, topics)
+    periods = (
+        None if previous is None else _periods(tables, before.stated, previous, members, facts, new, until, topics)
+    )
     begun = AuditRun.begun(JOB, started_at, source_id, version, is_full=previous is None, records=facts.records)
     # If an earlier run went further, windows after `until` are not stated: the next run begins here again.
     deleted_until = None if deleted is None else deleted.until
     begun = replace(begun, audited_until=until, members=members, deleted_until=deleted_until)
     begun = replace(begun, selective_topics=topics, interest_read_at=interest_at)
     steps.step("auditing" if periods is None else f"auditing {len(periods)} periods")
-    with interpreted_if_few(spark, facts.records):
+    with interpreted_if_few(spark, facts.records, is_small=is_small and stated.is_small):
         if periods is None or periods:
-            _state(tables, begun, deleted, periods, late_ms)
+            _state(tables, before, begun, deleted, periods, late_ms)
         steps.step("summing up")
-        summary = summarise(tables, begun)
+        summary = summarise(tables, begun, last_run(runs, GAPS_JOB))
         record_run(tables, summary.run)
     return summary
 
 
+@dataclass(frozen=True)
+class _Tables:
+    """The tables as they are when a run begins."""
+
+    records: DataFrame
+    roster: DataFrame
+    stated: DataFrame
+
+
 def _state(
-    tables: TableFolder, run: AuditRun, deleted: Deleted | None, periods: Sequence[Period] | None, late_ms: int
+    tables: TableFolder,
+    found: _Tables,
+    run: AuditRun,
+    deleted: Deleted | None,
+    periods: Sequence[Period] | None,
+    late_ms: int,
 ) -> None:
     """Write the windows of these periods; None: all windows."""
     assert run.members is not None and run.audited_until is not None
-    records = tables.read_at(DELIVERIES, run.deliveries_version)
+    records, stated = found.records, found.stated
     batches = records.where((F.col("kind") == "batch") & (F.col("published_at") < F.lit(run.audited_until)))
-    stated = tables.read(DELIVERY_AUDIT)
     if periods is not None:
         batches = batches.where(within_periods("published_at", periods))
         stated = stated.where(within_periods("window_start", periods))
@@ -192,7 +219,7 @@ def _state(
             deleted = None  # none of these windows' records
     reporters = nodes_frame(tables, {each.node_id for each in run.members if each.has_reported})
     cut = None if deleted is None else nodes_frame(tables, deleted.nodes)
-    members = members_of(tables.read(ROSTER), reporters, cut=cut)
+    members = members_of(found.roster, reporters, cut=cut)
     published = F.col("published_at") < F.lit(run.audited_until)
     if periods is not None:
         published = published & F.expr(within_periods("published_at", periods))
@@ -234,6 +261,7 @@ def _news(new: DataFrame, *, is_first: bool) -> _News:
 
 def _periods(
     tables: TableFolder,
+    stated: DataFrame,
     previous: AuditRun,
     members: tuple[NodeLife, ...],
     facts: _News,
@@ -252,7 +280,6 @@ def _periods(
     wanted = interest_changes(tables, topics, previous.interest_read_at)
     if wanted is not None:
         periods.append((start_of_window(wanted), until))
-    stated = tables.read(DELIVERY_AUDIT)
     windows = []
     if facts.has_skips:
         skips = new.where(F.col("kind") == "skip").select(
@@ -272,23 +299,28 @@ def _periods(
     return merged((begin, min(end, until)) for begin, end in periods)
 
 
-def summarise(tables: TableFolder, run: AuditRun) -> AuditSummary:
-    table = tables.read(DELIVERY_AUDIT)
+def summarise(tables: TableFolder, run: AuditRun, gaps: AuditRun | None) -> AuditSummary:
+    """`gaps`: the last run of ordering gaps."""
     # Delta skips files without any of these by their statistics.
-    odd = table.where("missing > 0 OR lost > 0 OR not_read > 0 OR duplicates > 0")
+    is_odd = F.expr("missing > 0 OR lost > 0 OR not_read > 0 OR duplicates > 0")
+    is_stated = F.col("run_id") == run.run_id
     counts = ("missing", "lost", "not_read", "duplicates")
-    found = odd.agg(*(total(F.col(name)).alias(name) for name in counts)).collect()[0]
-    by_status = odd.where(F.col("status").isin(*BAD, NOT_READ)).groupBy("status").count().collect()
-    bad = {row["status"]: row["count"] for row in by_status}
-    stated = table.where(F.col("run_id") == run.run_id)
-    statuses = {row["status"]: row["count"] for row in stated.groupBy("status").count().collect()}
-    ended = run.ended(**{name: found[name] for name in counts}, unaccounted=_unaccounted(tables))
+    by_status = tables.read(DELIVERY_AUDIT).where(is_odd | is_stated).groupBy("status")
+    rows = by_status.agg(
+        *(total(F.col(name)).alias(name) for name in counts),
+        F.count_if(is_odd).alias("odd"),
+        F.count_if(is_stated).alias("stated"),
+    ).collect()
+    bad = {row["status"]: row["odd"] for row in rows if row["odd"] and row["status"] in (*BAD, NOT_READ)}
+    statuses = {row["status"]: row["stated"] for row in rows if row["stated"]}
+    sums = {name: min(sum(row[name] for row in rows), NUMBER_MAX) for name in counts}
+    ended = run.ended(**sums, unaccounted=_unaccounted(tables) if gaps is None else gaps.unaccounted)
     summary = AuditSummary(ended, statuses, bad)
     return replace(summary, run=replace(ended, summary=summary.text))
 
 
 def _unaccounted(tables: TableFolder) -> int:
-    """Published rows that no node has a record of, according to the last run of ordering gaps."""
+    """Published rows that no node has a record of, if the run of ordering gaps that found them is not recorded."""
     if not tables.has(ORDERING_GAPS):
         return 0
     gaps = tables.read(ORDERING_GAPS)
@@ -297,14 +329,15 @@ def _unaccounted(tables: TableFolder) -> int:
 
 
 FAILING = {"incomplete": (), "not-read": (NOT_READ,), "late": (NOT_READ, "LATE")}
-"""Beside a verdict of INCOMPLETE: the statuses of windows that fail a run, too."""
+"""The statuses of windows that fail a run, in addition to a verdict of INCOMPLETE."""
 
 
 @options.command("audit")
 @command.tables_option
+@command.beyond_option
 @command.as_of_option
 @command.grace_option
-@options.count_option("--late-ms", default=LATE_MS, help="A window is LATE if a row took longer, in milliseconds.")
+@options.count_option("--late-ms", default=LATE_MS, help="A window is LATE if a row took more milliseconds.")
 @click.option("--full", is_flag=True, help="Audit all windows, not only those with new records.")
 @click.option("--fail-on", type=click.Choice(list(FAILING)), help=f"Exit with {EXIT_CODE_FAILED} if this is found.")
 @options.report_option
@@ -312,6 +345,7 @@ FAILING = {"incomplete": (), "not-read": (NOT_READ,), "late": (NOT_READ, "LATE")
 @options.json_option
 def main(
     tables: str,
+    beyond: tuple[str, ...],
     as_of: datetime | None,
     grace: timedelta,
     late_ms: int,
@@ -321,12 +355,13 @@ def main(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Bring the table delivery_audit up to date: published against delivered, per stream, receiver and minute."""
+    """Update the table delivery_audit, which compares published with delivered rows per stream, receiver and minute."""
     folder = command.filled_folder_of(tables, DELIVERIES.name)
+    beyond = tuple(command.filled_folder_of(each, DELIVERIES.name) for each in beyond)
     steps = Steps.on_stderr()
     steps.step("starting Spark")
     spark = command.session_of("m4cast audit", settings)
-    summary = run(spark, folder, as_of=as_of, grace=grace, late_ms=late_ms, full=full, steps=steps)
+    summary = run(spark, folder, as_of=as_of, grace=grace, late_ms=late_ms, full=full, beyond=beyond, steps=steps)
     if report is not None:
         steps.step("writing the report")
         write_report(TableFolder(spark, folder), report)
@@ -340,7 +375,7 @@ def main(
 
 
 def has_failed(summary: AuditSummary, fail_on: str | None) -> bool:
-    """True if the command should fail: judged by the whole table, and for LATE by the windows of this run."""
+    """True if the command should fail. The whole table is judged; for LATE, only the windows of this run."""
     if fail_on is None:
         return False
     if summary.run.verdict == "INCOMPLETE" or (fail_on != "incomplete" and summary.run.not_read):

@@ -1,8 +1,7 @@
-"""Which rows a receiver was expected to receive, and which remain unknown: shared by gaps and audit.
+"""Expectations of rows: which ones a receiver should have, and which remain unknown. Shared by gaps and audit.
 
-A row is *expected* at a receiver that was on the channel when it was published, according to the roster, and wanted it
-then, if its stream is selective (see `wants`). If a receiver
-has no record of an expected row, the row is
+A row is *expected* at a receiver that was on the channel when the row was published, according to the roster, and, if
+its stream is selective, wanted the row then (see `wants`). If a receiver has no record of an expected row, the row is
 
     missing       in general;
     not expected  if it precedes all of the receiver's records of its stream: the receiver began there (at `latest`), or
@@ -30,7 +29,6 @@ from m4cast.jobs.runs import AuditRun, NodeLife, in_utc
 from m4cast.jobs.table_folder import TableFolder, frame
 from m4cast.jobs.wants import BATCH, InterestFacts
 from m4cast.schemas.tables.deliveries import DELIVERIES
-from m4cast.schemas.tables.roster import ROSTER
 
 NODES = StructType([StructField("node_id", StringType())])
 
@@ -64,9 +62,14 @@ def membership_changes(before: Sequence[NodeLife], now: Sequence[NodeLife]) -> d
 
 
 def gone_nodes(members: Iterable[NodeLife]) -> set[str]:
-    """Nodes that have left and not come back."""
+    """Nodes that have left and not returned."""
     latest = {each.node_id: each for each in sorted(members, key=lambda each: each.incarnation)}
     return {node_id for node_id, each in latest.items() if each.to_at is not None}
+
+
+def of_roster(members: Iterable[NodeLife] | None, nodes: set[str]) -> set[str]:
+    """The nodes that belong to this channel. Records of others were copied (see `beyond`), and only in part."""
+    return nodes if members is None else nodes & {each.node_id for each in members}
 
 
 def unread_nodes(members: Iterable[NodeLife] | None) -> list[str]:
@@ -143,16 +146,23 @@ class Deleted:
     """Delivery records that were deleted."""
 
     until: datetime
-    """All of them are about rows published, or deliveries made, up to this moment."""
+    """None of these records is about a row published, or a delivery made, after this moment."""
     nodes: frozenset[str]
     """Nodes with deleted records."""
 
 
 def find_deleted(
-    tables: TableFolder, last: AuditRun | None, version: int, reporters: Iterable[str], now: datetime, *, is_full: bool
+    tables: TableFolder,
+    records: DataFrame,
+    last: AuditRun | None,
+    version: int,
+    reporters: Iterable[str],
+    now: datetime,
+    *,
+    is_full: bool,
 ) -> Deleted | None:
-    """The records deleted up to a version of `deliveries`. `reporters`: nodes that have, or had, records."""
-    records = tables.read_at(DELIVERIES, version)
+    """The records deleted up to a version of `deliveries`, of which `records` are left. `reporters`: nodes that have,
+    or had, records."""
 
     def cut() -> frozenset[str]:
         whole = records.where(F.col("delivery") == 1).select("node_id").distinct().collect()
@@ -172,8 +182,3 @@ def find_deleted(
     if last is None:
         return Deleted(now, nodes) if (nodes := cut()) else None
     return None if until is None else Deleted(until, cut())
-
-
-def read_members(tables: TableFolder, reporters: Iterable[str]) -> tuple[NodeLife, ...] | None:
-    """The members of the roster; None if the table does not exist."""
-    return roster_members(tables.read(ROSTER), reporters) if tables.has(ROSTER) else None

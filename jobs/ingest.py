@@ -1,4 +1,4 @@
-"""Ingest: a channel into Delta tables, each row exactly once, through kills, replays and restarts.
+"""Ingest: write a channel to Delta tables, each row exactly once, despite kills, replays and restarts.
 
     m4cast ingest --node 127.0.0.1:7501 --topic orders --tables /data/m4cast
     m4cast ingest --node 127.0.0.1:7501 --tables /data/m4cast --continuous
@@ -7,9 +7,9 @@ The table `events/<topic>` has the topic's own columns and types. Two engines ca
 `direct`, whose tasks write the tables' files themselves, those of all topics in one query (`m4cast.jobs.direct`), and
 `spark`, Delta's streaming sink in a query for each table. `roster` and `interest` are merged periodically. Queries
 write their id and the micro-batch number in the same commit as the rows and ignore a number that the table already has:
-with a source that returns equal rows for equal offsets, this is exactly once. What a micro-batch has of a topic is one
-commit, and continues each stream, so the rows of a stream in a table have no holes. A query whose checkpoint is lost
-continues after the rows in its tables.
+with a source that returns equal rows for equal offsets, this is exactly once. The rows that a micro-batch has of a
+topic are one commit, and continue each stream, so the rows of a stream in a table have no holes. A query whose
+checkpoint is lost continues after the rows in its tables.
 
 In raw mode (`--raw`), batches are decoded here, and those whose rows do not fit become dead letters: one query fills
 two tables, so it writes the numbers itself (`txnAppId`, `txnVersion`). See `m4cast.jobs.feeds.dead_letters`.
@@ -72,7 +72,7 @@ class Ingest:
     """The most rows of a topic in a micro-batch."""
     raw: bool = False
     columns: str | None = None
-    """In raw mode: columns and types to use instead of the topic's, such as `id long, price double`."""
+    """Columns and types to use in raw mode instead of the topic's, such as `id long, price double`."""
     options: dict[str, str] = field(default_factory=dict)
     """More options of the source."""
     where: dict[str, str] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Ingest:
         return hashlib.sha256(chosen.encode()).hexdigest()[:12]
 
     def reader(self, topic: str) -> str:
-        """The name under which the nodes keep rows for a query of this ingest, unique for each folder."""
+        """The name under which the nodes retain rows for a query of this ingest, unique for each folder."""
         place = hashlib.sha256(f"{self.tables}/{topic}".encode()).hexdigest()[:12]
         return f"ingest-{topic[:READER_TOPIC_CHARS]}-{place}"
 
@@ -136,7 +136,7 @@ def run(
     stop: threading.Event | None = None,
     on_progress: Callable[[Sequence[FeedState]], None] = lambda states: None,
 ) -> IngestSummary:
-    """Ingest until everything is there, or until `stop` is set. Calls `on_progress` several times a second."""
+    """Ingest until everything is ingested, or until `stop` is set. Calls `on_progress` several times a second."""
     from m4cast.jobs.feeds.event_feeds import EventFeeds
     from m4cast.jobs.feeds.record_feeds import RecordMerges, deliveries_feed
     from m4cast.jobs.feeds.table_locks import TableLocks
@@ -200,7 +200,7 @@ def _filled(state: FeedState, choice: "EngineChoice | None") -> Filled:
     low=0,
     high=86_400,
     default=1.0,
-    help="With --continuous: least time between micro-batches. Higher: fewer and larger files, later.",
+    help="With --continuous: shortest time between micro-batches. Longer: fewer and larger files, which appear later.",
 )
 @options.count_option("--max-rows", low=1, help="Limit on the rows of a topic in one micro-batch.")
 @click.option("--raw", is_flag=True, help="Store batches that do not fit their topic's columns in dead_letters.")
@@ -232,7 +232,7 @@ def ingest(
 ) -> None:
     """Ingest a channel into Delta tables: events of each topic, delivery records, roster and interest, each row once.
 
-    It resumes where it stopped, however it was stopped.
+    The next run resumes where this one stopped, however it was stopped.
     """
     if topics and topic_pattern:
         raise click.UsageError("give --topic or --topic-pattern, not both")

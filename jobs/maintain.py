@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from m4cast.schemas.tables.table import Table
 
 EVENTS = "events"
-"""In `--keep`: all events tables that are not named themselves."""
+"""The name in `--keep` of all events tables that are not named themselves."""
 VACUUM_HOURS_MIN = 168
 """A week, as in Delta: long queries and lagging streams only read files that are younger."""
 DAYS_MAX = 36_500
@@ -125,9 +125,9 @@ def _maintain(tables: "TableFolder", table: "Table", keep_days: float | None, va
     files_before = _detail(spark, name)["numFiles"]
     spark.sql(f"OPTIMIZE {name}").collect()
     _keep_replaced_files(tables, name, vacuum_hours)
+    before_vacuum = tables.version(table)[1]
     spark.sql(f"VACUUM {name}").collect()
-    ended = spark.sql(f"DESCRIBE HISTORY {name} LIMIT 1").collect()[0]
-    vacuumed = (ended["operationMetrics"] or {}).get("numDeletedFiles", 0) if ended["operation"] == "VACUUM END" else 0
+    vacuumed = _vacuumed(spark, name, tables.version(table)[1] - before_vacuum)
     after = _detail(spark, name)
     return Maintained(
         table=table.name,
@@ -135,8 +135,18 @@ def _maintain(tables: "TableFolder", table: "Table", keep_days: float | None, va
         files_before=files_before,
         files=after["numFiles"],
         bytes=after["sizeInBytes"],
-        files_vacuumed=int(vacuumed),
+        files_vacuumed=vacuumed,
     )
+
+
+def _vacuumed(spark: "SparkSession", name: str, versions: int) -> int:
+    """The number of files that were removed, as one of the latest versions says: others may have followed it."""
+    if not versions:
+        return 0
+    for row in spark.sql(f"DESCRIBE HISTORY {name} LIMIT {versions}").collect():
+        if row["operation"] == "VACUUM END":
+            return int((row["operationMetrics"] or {}).get("numDeletedFiles", 0))
+    return 0
 
 
 def _delete(spark: "SparkSession", name: str, condition: str) -> int:
@@ -194,7 +204,7 @@ def _detail(spark: "SparkSession", name: str) -> Any:
     "--keep",
     "keep",
     metavar="TABLE=DAYS",
-    help="Delete rows of a table that are older than this; `events` stands for all events tables. No rows by default.",
+    help="Delete rows of a table that are older than this; `events` stands for all events tables. By default, none is.",
 )
 @click.option(
     "--vacuum-hours",
@@ -202,12 +212,12 @@ def _detail(spark: "SparkSession", name: str) -> Any:
     metavar="HOURS",
     default=VACUUM_HOURS_MIN,
     show_default=True,
-    help="Remove files that were replaced longer ago than this. Fewer is unsafe beside streams and long queries.",
+    help="Remove files that were replaced longer ago than this. Streams and long queries need them for up to a week.",
 )
 @command.spark_options
 @options.json_option
 def maintain(keep: dict[str, str], vacuum_hours: float, as_json: bool, **settings: Any) -> None:
-    """Keep the tables fast and small: delete old rows, merge small files, remove files that no version needs."""
+    """Keep the tables fast and small: delete old rows, merge small files, and remove files that no version needs."""
     days = {table: _days(text) for table, text in keep.items()}
     tables = command.filled_folder_of(settings["tables"])
     spark = command.session_of("m4cast maintain", settings)

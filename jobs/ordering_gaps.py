@@ -27,6 +27,7 @@ from m4cast.console.screen import print_json
 from m4cast.jobs import command
 from m4cast.jobs.audit.comparison import DECLINED
 from m4cast.jobs.audit.windows import BEGINNING, closed_until
+from m4cast.jobs.beyond import take_over
 from m4cast.jobs.command import GRACE
 from m4cast.jobs.expectation import (
     Deleted,
@@ -35,18 +36,19 @@ from m4cast.jobs.expectation import (
     members_of,
     membership_changes,
     nodes_frame,
-    read_members,
+    of_roster,
+    roster_members,
     unread_nodes,
 )
-from m4cast.jobs.gaps.gap_rows import BARE, LINE, Expected, GapRows, advance
+from m4cast.jobs.gaps.gap_rows import BARE, LINE, Expected, GapRows, Torn, advance
 from m4cast.jobs.gaps.lines import no_ranges
 from m4cast.jobs.gaps.row_proof import prove
 from m4cast.jobs.ranges import islands, length, outside_all, total
 from m4cast.jobs.report.page import write_report
-from m4cast.jobs.runs import AuditRun, in_utc, last_run, record_run
-from m4cast.jobs.session import as_script, interpreted_if_few
+from m4cast.jobs.runs import AuditRun, in_utc, last_run, last_runs, record_run
+from m4cast.jobs.session import as_script, interpreted_if_few, set_meanwhile
 from m4cast.jobs.steps import Steps
-from m4cast.jobs.table_folder import TableFolder
+from m4cast.jobs.table_folder import TableFolder, held_if_few, held_if_small
 from m4cast.jobs.wants import (
     find_wants,
     interest_changes,
@@ -108,15 +110,28 @@ def receipt_frontier(spark: SparkSession, uri: str, since: datetime | None) -> D
 
 
 def write(
-    tables: TableFolder, lines: GapRows, before: int, version: int, restated: Sequence[str], *, full: bool
+    tables: TableFolder,
+    lines: GapRows,
+    before: int,
+    version: int,
+    restated: Sequence[str],
+    *,
+    full: bool,
+    is_small: bool = False,
 ) -> None:
     """Replace the present lines and add repaired ranges, in one commit."""
     rows = lines.present.unionByName(lines.repaired).withColumn("deliveries_version", F.lit(version).cast("long"))
+    rows = rows.coalesce(1) if is_small else rows
     writer = rows.select(*ORDERING_GAPS.schema.names).write.format("delta").mode("overwrite")
-    if not full:
+    settings = {}
+    if restated:
         of_restated = "".join(f" OR node_id = '{node_id}'" for node_id in restated)
         writer = writer.option("replaceWhere", f"state <> 'REPAIRED' OR deliveries_version > {before}{of_restated}")
-    writer.save(ORDERING_GAPS.path(tables.folder))
+    elif not full:  # whole partitions: no file is read. The repaired ranges that are added are in none of these.
+        writer = writer.option("replaceWhere", "state <> 'REPAIRED'")
+        settings = {"spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false"}
+    with set_meanwhile(tables.spark, settings):
+        writer.save(ORDERING_GAPS.path(tables.folder))
 
 
 # Main
@@ -130,27 +145,33 @@ def run(
     as_of: datetime | None = None,
     grace: timedelta = GRACE,
     full: bool = False,
+    beyond: Sequence[str] = (),
     steps: Steps | None = None,
 ) -> GapsSummary:
     """Bring the table up to date with `deliveries`; `full`: from all records, regardless of earlier runs.
 
     Rows that were published less than `grace` before `as_of` (None: now) may be in transit and are not expected yet.
+    `beyond`: the tables of other channels whose rows arrive here.
     """
     steps = steps or Steps()
     tables, started_at = TableFolder(spark, folder), datetime.now(UTC)
     tables.read(DELIVERIES)  # raises if it is missing
     tables.ensure(DELIVERIES)  # an older one gains the columns that it lacks
+    take_over(tables, beyond)
     source_id, version = tables.version(DELIVERIES)
     for table in (ORDERING_GAPS, AUDIT_RUNS):
         tables.ensure(table)
-    last = last_run(tables, JOB)
+    last = last_run(last_runs(tables), JOB)
     if last is not None and last.deliveries_id != source_id:
         last = None
-    present = tables.read(ORDERING_GAPS).where(F.col("state") != "REPAIRED")
+    known_lines = held_if_small(tables.read(ORDERING_GAPS))
+    present = known_lines.rows.where(F.col("state") != "REPAIRED")
     before = present.agg(F.max("deliveries_version")).collect()[0][0]
     previous = None if full or last is None or before is None or before > version else last
     steps.step("looking for new records")
-    new, restated = _news(tables, present, before, version, is_full=previous is None)
+    records, is_small = held_if_small(tables.read_at(DELIVERIES, version))
+    roster = held_if_small(tables.read(ROSTER)).rows if tables.has(ROSTER) else None
+    new, restated = (records, []) if previous is None else _news(tables, records, present, before, version)
     counted: Any = new.agg(
         F.count("*").alias("records"),
         F.collect_set("node_id").alias("nodes"),
@@ -160,19 +181,23 @@ def run(
     topics = met_so_far(last, counted["selective_topics"])
     known = {each.node_id for each in (last.members or ()) if each.has_reported} if last is not None else set()
     reporters = known | set(counted["nodes"])
-    deleted = find_deleted(tables, last, version, reporters, started_at, is_full=previous is None)
+    members = None if roster is None else roster_members(roster, reporters)
+    own = of_roster(members, reporters)
+    deleted = find_deleted(tables, records, last, version, own, started_at, is_full=previous is None)
     begun = AuditRun.begun(JOB, started_at, source_id, version, is_full=previous is None, records=counted["records"])
     begun = replace(
         begun,
         receipts=receipts,
-        members=read_members(tables, reporters),
+        members=members,
         audited_until=closed_until(as_of or started_at, grace),
         deleted_until=None if deleted is None else deleted.until,
         selective_topics=topics,
         interest_read_at=interest_read_at(tables, topics),
     )
     published_from = in_utc(counted.asDict())["published_from"]
-    with interpreted_if_few(spark, begun.records):
+    receivers = None if roster is None else members_of(roster, nodes_frame(tables, ()))
+    is_small = is_small and known_lines.is_small
+    with interpreted_if_few(spark, begun.records, is_small=is_small):
         steps.step("computing lines")
         since = None
         if previous is not None and previous.receipts == receipts:
@@ -181,11 +206,14 @@ def run(
             new,
             None if previous is None else present.where(~F.col("node_id").isin(restated)),
             None if receipts is None else receipt_frontier(spark, receipts, since),
-            expected=_expected(tables, begun, previous, present, new, deleted, published_from),
+            expected=None
+            if receivers is None
+            else _expected(tables, records, receivers, begun, previous, present, new, deleted, published_from),
             cut=None if deleted is None else nodes_frame(tables, deleted.nodes),
+            torn=None if members is None else Torn([each.node_id for each in members], topics),
         )
         steps.step("writing ordering_gaps")
-        write(tables, lines, before or 0, version, restated, full=previous is None)
+        write(tables, lines, before or 0, version, restated, full=previous is None, is_small=is_small)
         steps.step("summing up")
         summary = summarise(tables, begun)
         record_run(tables, summary.run)
@@ -193,35 +221,33 @@ def run(
 
 
 def _news(
-    tables: TableFolder, present: DataFrame, before: int, version: int, *, is_full: bool
+    tables: TableFolder, records: DataFrame, present: DataFrame, before: int, version: int
 ) -> tuple[DataFrame, list[str]]:
-    """The records to fold, and the nodes of which all records are folded again because some arrived out of order."""
-    if is_full:
-        return tables.read_at(DELIVERIES, version), []
-    new = tables.changes(DELIVERIES, before, version)
+    """The records to fold, and the nodes whose records are all folded again because some arrived out of order."""
+    new = held_if_few(tables.changes(DELIVERIES, before, version)).rows
     restated = _out_of_order(new, present)
     if restated:
-        again = tables.read_at(DELIVERIES, version).where(F.col("node_id").isin(restated))
+        again = records.where(F.col("node_id").isin(restated))
         new = new.where(~F.col("node_id").isin(restated)).unionByName(again)
     return new, restated
 
 
 def _expected(
     tables: TableFolder,
+    records: DataFrame,
+    members: DataFrame,
     run: AuditRun,
     previous: AuditRun | None,
     present: DataFrame,
     new: DataFrame,
     deleted: Deleted | None,
     published_from: datetime | None,
-) -> Expected | None:
+) -> Expected:
     """The ranges that receivers were expected to receive, by roster and interest: known, new, and changes of both.
     `published_from`: when the first of the new batches was published."""
-    if run.members is None or run.audited_until is None:
-        return None
-    members = members_of(tables.read(ROSTER), nodes_frame(tables, ()))
+    assert run.members is not None and run.audited_until is not None
     is_batch = F.col("kind") == "batch"
-    all_batches = tables.read_at(DELIVERIES, run.deliveries_version).where(is_batch)
+    all_batches = records.where(is_batch)
     batches, ranges = all_batches, None
     topics = run.selective_topics or ()
     published = F.col("published_at") < F.lit(run.audited_until)
@@ -324,7 +350,8 @@ def findings(
 
 @options.command("gaps")
 @command.tables_option
-@click.option("--receipts", metavar="URI", help="Location of the sinks' receipts; finds rows that no node remembers.")
+@click.option("--receipts", metavar="URI", help="Location of the sinks' receipts, to find rows that no node remembers.")
+@command.beyond_option
 @command.as_of_option
 @command.grace_option
 @click.option("--full", is_flag=True, help="Use all records, not only new ones.")
@@ -337,6 +364,7 @@ def findings(
 def main(
     tables: str,
     receipts: str | None,
+    beyond: tuple[str, ...],
     as_of: datetime | None,
     grace: timedelta,
     full: bool,
@@ -345,12 +373,13 @@ def main(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Bring the table ordering_gaps up to date: ranges of every stream that are held, skipped, missing or repaired."""
+    """Update the table ordering_gaps: the ranges of every stream that are held, skipped, missing or repaired."""
     folder = command.filled_folder_of(tables, DELIVERIES.name)
+    beyond = tuple(command.filled_folder_of(each, DELIVERIES.name) for each in beyond)
     steps = Steps.on_stderr()
     steps.step("starting Spark")
     spark = command.session_of("m4cast gaps", settings)
-    summary = run(spark, folder, receipts=receipts, as_of=as_of, grace=grace, full=full, steps=steps)
+    summary = run(spark, folder, receipts=receipts, as_of=as_of, grace=grace, full=full, beyond=beyond, steps=steps)
     proofs = []
     for topic in proved:
         steps.step(f"comparing rows of {topic}")

@@ -21,7 +21,7 @@ def length() -> Column:
 
 
 def total(numbers: Column) -> Column:
-    """The sum, 0 if there are none; limited to the largest number of Spark."""
+    """The sum, or 0 without rows; limited to the largest number of Spark."""
     exact = F.coalesce(F.sum(numbers.cast("decimal(38, 0)")), F.lit(0))
     return F.least(exact, F.lit(NUMBER_MAX).cast("decimal(38, 0)")).cast("long")
 
@@ -47,7 +47,7 @@ def meets(one: str, other: str) -> str:
 
 
 def touches(one: str, other: str) -> str:
-    """They overlap, or one ends where the other begins: together they form one span."""
+    """True if the ranges overlap, or one ends where the other begins, so that together they form one span."""
     return f"({one}.first - 1 <= {other}.last AND {other}.first - 1 <= {one}.last)"
 
 

@@ -1,13 +1,14 @@
-"""Repair: put rows that no node keeps any more back into a node's store, from the Delta tables.
+"""Repair: put rows that no node retains any more back into a node's store, from the Delta tables.
 
     m4cast repair --from-tables /data/m4cast --node 127.0.0.1:7501 --topic orders
 
-The table `deliveries` has, for each batch, what its checksum covers besides its rows; `events/<topic>` has the rows.
-Together they give the bytes that were published, which the checksum proves: the node encodes the rows again and takes
-them only if they have it. Batches of a stream are restored from the newest to the oldest, each before the rows that the
-node keeps, so a stream never gets a hole; what was skipped there is filled. The node holds them for a day.
+The table `deliveries` has, for each batch, the facts that its checksum covers besides its rows; `events/<topic>` has
+the rows. Together they give the bytes that were published, which the checksum proves: the node encodes the rows again
+and accepts them only if their checksum is the same. Batches of a stream are restored from the newest to the oldest,
+each before the rows that the node retains, so a stream never gets a hole; skips there are filled. The node holds the
+batches for a day.
 
-What cannot be restored is named, with the reason. Whatever is older in the same stream is left alone then.
+A batch that cannot be restored is named, with the reason. Older batches of the same stream are then left alone.
 """
 
 import base64
@@ -40,7 +41,7 @@ BATCHES_MAX = 100_000
 CHUNK_BYTES = 32 << 20
 """Payload whose rows are read from a table at a time. Higher: fewer queries, more memory."""
 REFUSED_ROWS = frozenset({"not-restored", "too-large", "bad-rows", "cut-off"})
-"""Refusals of one batch. Any other one ends the run."""
+"""Codes of refusals that concern one batch. Any other refusal ends the run."""
 FACTS = ("origin_incarnation", "schema_id", "publisher", "position", "part", "parts", "previous_checksum", "extensions")
 
 
@@ -63,7 +64,7 @@ class Repaired:
     batches: int
     left: tuple[LeftRows, ...]
     unasked: tuple[str, ...]
-    """Nodes that did not answer: they may keep rows that were restored."""
+    """Nodes that did not answer, and may still retain rows that were restored."""
 
 
 @dataclass(slots=True)
@@ -85,7 +86,7 @@ def run(
     since: datetime | None = None,
     on_step: Callable[[str], None] = lambda doing: None,
 ) -> Repaired:
-    """Restore rows of these topics (none: of all in the folder), published at `since` or later, at the first node."""
+    """Restore, at the first node, rows of these topics (none: all in the folder), published at `since` or later."""
     from m4cast.jobs.table_folder import TableFolder
     from m4cast.schemas.tables.deliveries import DELIVERIES
     from m4cast.spark_connector.options import parse, read_options
@@ -126,8 +127,8 @@ def run(
 
 
 def _lost(records: "DataFrame", node_id: str, here: Mapping[str, Mapping[str, Sequence[int]]]) -> list[_LostStream]:
-    """The streams of the node with their batches, by the tables, that it does not keep: older ones than it has, and
-    those that it skipped."""
+    """The streams of the node, with the batches in the tables that it does not retain: those that are older than the
+    ones it has, and those that it skipped."""
     from pyspark.sql import functions as F
 
     from m4cast.jobs.table_folder import frame
@@ -164,7 +165,7 @@ def _lost(records: "DataFrame", node_id: str, here: Mapping[str, Mapping[str, Se
 
 
 def _whole(stream: _LostStream, kept: Mapping[str, Any], since: datetime | None, left: list[LeftRows]) -> list[Any]:
-    """The batches that can be restored, from the newest on. The first of the others is named, and ends the list."""
+    """The batches that can be restored, from the newest on. The first that cannot be is named, and ends the list."""
     found: list[Any] = []
     expected = stream.low
     for row in stream.batches:
@@ -300,10 +301,10 @@ def main(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Put rows that no node keeps any more back into a node's store, from the Delta tables, for a day.
+    """Put rows that no node retains any more back into a node's store, from the Delta tables, for a day.
 
-    Only rows whose bytes prove to be those that were published. Exit code 1: some could not be restored; they are
-    listed.
+    Rows are restored only if their bytes prove to be those that were published. If some cannot be restored, they are
+    listed, and the exit code is 1.
     """
     from m4cast.schemas.tables.deliveries import DELIVERIES
 

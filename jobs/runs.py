@@ -1,6 +1,7 @@
 """Runs of jobs, as stored in `audit_runs`: what they read and found, and where the next run continues."""
 
 import uuid
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -88,9 +89,9 @@ def record_run(tables: TableFolder, run: AuditRun) -> None:
     tables.append(AUDIT_RUNS, frame(tables.spark, [asdict(run)], AUDIT_RUNS.schema))
 
 
-def last_run(tables: TableFolder, job: str) -> AuditRun | None:
-    """The latest finished run of the job."""
-    return next((run for run in last_runs(tables) if run.job == job), None)
+def last_run(runs: Iterable[AuditRun], job: str) -> AuditRun | None:
+    """The latest finished run of the job, of `last_runs`."""
+    return next((run for run in runs if run.job == job), None)
 
 
 def last_runs(tables: TableFolder) -> list[AuditRun]:

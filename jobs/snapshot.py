@@ -1,4 +1,4 @@
-"""Snapshot: the rows of a topic as Parquet files, written once, for rows that are read more than once.
+"""Snapshot: write the rows of a topic once, as Parquet files, so that they can be read many times.
 
     m4cast snapshot orders --node 127.0.0.1:7501 --to /data/orders
 
@@ -6,8 +6,8 @@
     spark.read.parquet(found.folder)
 
 Spark's tasks read the rows from the nodes and write the files themselves, as the direct engine of ingest does. The
-folder gets its name when it is complete: it never has a part of the rows, nor files of a failed task. `_snapshot.json`
-in it describes what it contains.
+folder gets its name when it is complete: it never contains only a part of the rows, or files of a failed task.
+`_snapshot.json` in the folder describes its contents.
 """
 
 import json
@@ -53,7 +53,7 @@ class Snapshot:
 def snapshot(
     spark: "SparkSession", topic: str, to: str | Path, *, nodes: str, source_options: Mapping[str, str] | None = None
 ) -> Snapshot:
-    """Write the rows that a topic has now to the folder `to`, which must not exist.
+    """Write the current rows of a topic to the folder `to`, which must not exist.
 
     `source_options`: more options of `format("m4cast")`, such as `startingTimestamp` or `token`.
     """
@@ -92,7 +92,7 @@ def snapshot(
 
 
 def _plan(given: Mapping[str, str]) -> tuple[dict[str, str], Any, Any, Any]:
-    """The options of the source with fixed edges, the columns, and the edges."""
+    """The options of the source with a fixed start and end, the columns, and the start and end themselves."""
     from pyspark.sql.types import NullType, StructType
 
     from m4cast.spark_connector.options import parse, read_options
@@ -100,7 +100,7 @@ def _plan(given: Mapping[str, str]) -> tuple[dict[str, str], Any, Any, Any]:
     from m4cast.spark_connector.source.topics import SourceTopics
 
     checked = read_options(parse(given), streaming=False)
-    # A column that is null in every row has no type, and Parquet no column without one.
+    # A column that is null in every row has no type, and Parquet has no columns without a type.
     columns = StructType([field for field in schema_of(checked) if field.dataType != NullType()])
     start, end = SourceTopics(checked).range()
     others = {name: text for name, text in given.items() if not name.lower().startswith(("starting", "ending"))}
@@ -140,7 +140,7 @@ def _remove_others(folder: Path, names: set[str]) -> None:
 @command.spark_options
 @options.json_option
 def main(access: NodeAccess, topic: str, to: str, others: dict[str, str], as_json: bool, **settings: Any) -> None:
-    """Write the rows that a topic has now to Parquet files in a new folder."""
+    """Write the current rows of a topic to Parquet files in a new folder."""
     if Path(to).exists():
         raise click.UsageError(f"{to} exists: name a new folder, or remove it")
     given = {**command.source_options(access.resolved()), **others}

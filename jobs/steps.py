@@ -7,7 +7,7 @@ from rich.console import Console
 
 
 class Steps:
-    """Silent without a console."""
+    """Reports steps on a console; without one, it prints nothing."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console

@@ -1,12 +1,12 @@
-"""Which receivers wanted which rows of selective topics, by the table `interest`: shared by gaps and audit.
+"""Wants of receivers: which rows of selective topics each wanted, by the table `interest`. Shared by gaps and audit.
 
 A row of a selective topic is expected at a receiver that had, when it was published, a registration that the row
 satisfies. Batches travel whole, so a batch is wanted if one of its rows is. Whether a row satisfies a condition is
 decided by the nodes' own matcher, over the rows of the topic's events table. Where that lacks rows of a batch, it may
 be *undecided*.
 
-A registration counts from `MARGIN` after it was made until `MARGIN` before it was given up: its times are of another
-clock than those of publication.
+A registration counts from `MARGIN` after it was made until `MARGIN` before it was given up, because its times and those
+of publication are from different clocks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from m4cast.overlay.profiles.condition import Condition
 
 MARGIN = timedelta(seconds=1)
-"""Rows that were published this close to the begin or the end of a registration are not expected by it, as clocks of
-nodes differ. Guess."""
+"""Rows that were published this close to the begin or the end of a registration are not expected because of it, since
+the clocks of nodes differ. Guess."""
 SELECTIVE = "selective"
 BATCH = ("origin", "topic", "first", "last", "published_at")
 PLACE = ("origin", "topic", "published_at")
-"""Rows of one batch have this in common."""
+"""Columns that are equal for all rows of a batch."""
 
 SPANS = StructType(
     [
@@ -88,7 +88,7 @@ def interest_read_at(tables: TableFolder, topics: Sequence[str]) -> datetime | N
 
 
 def interest_changes(tables: TableFolder, topics: Sequence[str], since: datetime | None) -> datetime | None:
-    """The earliest moment from which on interest is known to be another than was known at `since`."""
+    """The earliest moment from which the known interest differs from what was known at `since`."""
     if not topics or not tables.has(INTEREST):
         return None
     news = tables.read(INTEREST).where(F.col("topic").isin(list(topics)))
@@ -158,7 +158,7 @@ def _decided(
 def _matched(
     tables: TableFolder, batches: DataFrame, conditions: Sequence[ConditionText], published: Column
 ) -> DataFrame:
-    """Which conditions some row of each batch satisfies, and how many rows of the batch are known."""
+    """The conditions that some rows of each batch satisfy, and how many of its rows are known."""
     found = frame(tables.spark, [], MATCHED)
     for topic in sorted({topic for topic, _, _ in conditions}):
         table = events_table(topic, StructType())

@@ -4,7 +4,7 @@ Every row that one pipeline writes reaches every site on the channel, in the ord
 
     from m4cast import Channel
 
-    channel = Channel(["127.0.0.1:7401"])
+    channel = Channel(["127.0.0.1:7500"])
     channel.publish("orders", [{"id": 1, "price": 9.5}])
 
 This package is the front: the public names, the command line, local clusters and the demo. The channel itself lives in

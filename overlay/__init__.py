@@ -1,6 +1,16 @@
 """The overlay: peer nodes joined in an m-regular graph, and everything that makes them one broadcast channel.
 
-Rooms: `protocol` (pure state machines), `sim` (the same machines in virtual time), `net` (on real sockets), `store`
-(the durable log), `door` (where clients come in), `client` (what they come with). `ids`, `errors` and `config` are
-the values that every room shares.
+protocol    a node as pure state machines
+federation  units of channels, as a machine beside the node
+profiles    filters on rows
+sim         the same machines in virtual time
+net         the same machines on real sockets
+store       the durable log
+door        what clients and operators may ask of a node, and the transports by which they do
+client      the Python client
+bridge      Kafka in and out
+config      the settings of channels and nodes
+
+Besides `config`, the values that every room may use are `ids`, `errors`, `refusals`, `value` and `histogram`. `heap`
+limits what the process keeps of freed memory.
 """

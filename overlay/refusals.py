@@ -102,7 +102,7 @@ _ROWS = (
     RefusalKind(
         code="wrong-spread",
         http=409,
-        meaning="a topic is to be selective, and the node's own stream of it is broadcast",
+        meaning="a topic is to be selective, and the node has broadcast rows of it",
         fix="choose another name for the topic",
     ),
     RefusalKind(

@@ -27,7 +27,7 @@ from pyarrow import types
 DIGITS_SAFE = 15
 """A double represents every number of this many digits, unless its exponent is extreme."""
 WHOLE_MAX = {pa.float64(): 1 << 53, pa.float32(): 1 << 24}
-"""Up to here a binary fraction represents every integer."""
+"""The number up to which a binary fraction represents every integer."""
 _EXPONENT_MAX = 10**18 - 1
 
 
@@ -175,7 +175,8 @@ def _is_same(column: pa.Array, cast: pa.Array) -> bool:
 
 
 def _is_same_digits(column: pa.Array, cast: pa.Array) -> bool:
-    """For text and decimals. Arrow parses digits exactly, except into binary fractions and far after the point."""
+    """True if text and decimals keep their digits. Arrow parses digits exactly, except into binary fractions and far
+    after the point."""
     after = cast.type
     texts = column.cast(pa.string())
     is_doubtful = pc.or_(
@@ -191,7 +192,8 @@ def _is_same_digits(column: pa.Array, cast: pa.Array) -> bool:
 
 
 def _are_large_same(column: pa.Array, cast: pa.Array) -> bool:
-    """Beyond 2^53 a binary fraction is an integer with more digits than its shortest form: both have to agree."""
+    """True if large values are the same in both forms: beyond 2^53 a binary fraction is an integer with more digits
+    than its shortest form, and both have to agree."""
     doubles = column.cast(pa.float64())
     is_large = pc.greater(pc.abs(doubles), WHOLE_MAX.get(column.type, 0))
     pairs = zip(doubles.filter(is_large).to_pylist(), cast.filter(is_large).to_pylist(), strict=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 def json_of(row: Any) -> str:
     try:
-        return json.dumps(row, default=json_value, allow_nan=False)
+        return _ENCODER.encode(row)
     except ValueError:
         return json.dumps(_finite(row), default=json_value)
 
@@ -35,3 +35,7 @@ def json_value(value: object) -> str:
             return base64.b64encode(value).decode()
         case _:  # a decimal or a duration
             return str(value)
+
+
+_ENCODER = json.JSONEncoder(default=json_value, allow_nan=False)
+"""`json.dumps` would make one for each call."""

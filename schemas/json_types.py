@@ -26,12 +26,12 @@ DEPTH_MAX = 32
 """Limit on the nesting of columns, as at the door. The object itself is one level more."""
 _FOLDED = bytes.maketrans(b"123456789.E+", b"0000000000e-")
 _DOUBTFUL = (b"0" * 16, b"0e000", b"0e-000", b"NaN", b"Infinity")
-"""In folded text: a double represents any 15 digits, if their exponent has fewer than three. The last two are not JSON,
-but Arrow accepts them."""
+"""Signs, in folded text, of numbers that a double may not represent: it does represent any 15 digits, if their exponent
+has fewer than three. The last two are not JSON, but Arrow accepts them."""
 
 
 Rounded = dict[str, set[int]]
-"""By column, the rows whose numbers are not written with the shortest digits of their double: they are equal as
+"""The rows, by column, whose numbers are not written with the shortest digits of their double: they are equal as
 doubles, but not as decimals."""
 
 

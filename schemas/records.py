@@ -6,7 +6,7 @@ Each is defined here once. Its Arrow schema (`arrow_types`), its Avro schema (`a
     DELIVERY_RECORD   door/read/deliveries.py
     ROSTER_RECORD     door/read/deliveries.py
     INTEREST_RECORD   door/read/deliveries.py
-    DEAD_LETTER       bridge/records.py, jobs/dead_letters.py
+    DEAD_LETTER       bridge/records.py, jobs/feeds/dead_letters.py
 
 Released columns stay as they are. A new one is nullable, comes last, and names the version of its Delta table that
 brings it (`since`): tables of older versions gain the column in place.

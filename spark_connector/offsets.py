@@ -33,15 +33,15 @@ class StreamName(NamedTuple):
 def parse_frontier(value: Any) -> Frontier:
     """A frontier from untrusted input. Raises ValueError if it is not one."""
     if not isinstance(value, dict):
-        raise ValueError("a frontier must be an object")
+        raise ValueError(f"a frontier must be an object with one entry for each topic, not {value!r:.100}")
     for topic, origins in value.items():
         if not topic or not isinstance(origins, dict):
-            raise ValueError(f"topic {topic!r} needs an object of origins")
+            raise ValueError(f"topic {topic!r} must be an object with a sequence for each origin, not {origins!r:.60}")
         for origin, sequence in origins.items():
             if len(origin) != 32 or not set(origin) <= set("0123456789abcdef"):
                 raise ValueError(f"origin {origin!r} is not 32 hex digits")
             if type(sequence) is not int or not FIRST <= sequence <= SEQUENCE_MAX:
-                raise ValueError(f"{sequence!r} is not a sequence")
+                raise ValueError(f"{sequence!r} is not a sequence: write a whole number from 1 on")
     return frontier_of(dict(streams_of(value)))
 
 
@@ -137,7 +137,7 @@ def filter_of(offset: dict[str, Any]) -> SourceFilter | None:
 
 
 def with_joins(offset: dict[str, Any], joins: dict[str, int]) -> dict[str, Any]:
-    """With the number of each topic's join (see `m4cast.jobs.direct.joins`)."""
+    """The offset with the number of each topic's join (see `m4cast.jobs.direct.joins`)."""
     others = offset.get(SKIPS, {})
     return {**offset, SKIPS: {**others, FILTER: {**others.get(FILTER, {}), JOINS: joins}}}
 

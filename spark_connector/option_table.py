@@ -1,4 +1,4 @@
-"""Every option of the data source, once: its name, what it is for, allowed values, default and meaning.
+"""Every option of the data source, once: its name, its use, its allowed values, its default and its meaning.
 
 A test compares the table in docs/SPARK.md with this one.
 """
@@ -35,7 +35,7 @@ class Option:
     """One of `option_values`."""
     allowed: str
     default: str = ""
-    """As documented; `ReadOptions` and `WriteOptions` hold the value."""
+    """The default as documented; `ReadOptions` and `WriteOptions` hold the value."""
     meaning: str
     reads: tuple[Read, ...] = (*READS, *CLIENT)
     """The kinds of read on which it has an effect."""
@@ -50,7 +50,8 @@ OPTIONS = (
         parse=values.nodes,
         allowed="`host:port`, separated by commas",
         default="required",
-        meaning="doors of nodes. Reads use the first node that can answer; a sink always uses the first of the list",
+        meaning="client doors of nodes. Reads use the first node that can answer; a sink always uses the first of the "
+        "list",
     ),
     Option(
         name="topic",
@@ -83,7 +84,8 @@ OPTIONS = (
         allowed="`rows`, `raw`, `table`, `deliveries`, `roster`, `interest`, `clients`",
         default="`rows`",
         meaning="what to read: rows of topics, batches of topics as they were published, tables as they stand (batch "
-        "only), delivery records, the nodes on the channel, who wants what, or the profiles of clients (batch only)",
+        "only), delivery records, the nodes on the channel, the registrations of nodes, or the profiles of clients "
+        "(batch only)",
         reads=READS,
     ),
     Option(
@@ -92,8 +94,8 @@ OPTIONS = (
         parse=values.choice("node", "channel"),
         allowed="`node`, `channel`",
         default="`node`",
-        meaning="whom to ask for rows: the first of `nodes` that has them, or, in a batch read, each stream's origin "
-        "at its own door, with one partition for each node that answers",
+        meaning="which nodes to ask for rows: the first of `nodes` that has them, or, in a batch read, each stream's "
+        "origin at its own door, with one partition for each node that answers",
         reads=ROWS,
     ),
     Option(
@@ -102,8 +104,8 @@ OPTIONS = (
         parse=values.name,
         allowed="`first`, `all`, or a node's name or id",
         default="`first`",
-        meaning="whose deliveries, roster, interest or clients: those of the first of `nodes` that answers, of all "
-        "nodes that it knows, or of one node",
+        meaning="the nodes whose deliveries, roster, interest or clients are read: the first of `nodes` that answers, "
+        "all nodes that it knows, or one node",
         reads=RECORDS,
     ),
     Option(
@@ -112,7 +114,7 @@ OPTIONS = (
         parse=values.metadata,
         allowed="column names separated by commas",
         default="`_topic,_origin,_sequence,_published_at`",
-        meaning="the channel's columns that follow the topic's own, in this order. Each costs time",
+        meaning="the channel's columns that follow the topic's own, in this order. Each column makes the read slower",
         reads=(*TOPICS, *CLIENT),
     ),
     Option(
@@ -120,7 +122,7 @@ OPTIONS = (
         use="read",
         parse=values.name,
         allowed="a condition ([FILTERS.md](FILTERS.md)), at most 4096 bytes",
-        meaning="rows that do not satisfy it stay at the nodes, and count as read",
+        meaning="rows that do not satisfy the condition are not sent to Spark, but count as read",
         reads=FILTERED,
     ),
     Option(
@@ -199,7 +201,7 @@ OPTIONS = (
         parse=values.duration_ms,
         allowed="a number with `ms`, `s`, `m` or `h`",
         default="15m",
-        meaning="how long a micro-batch waits for `minRowsPerTrigger`, counted from the previous one",
+        meaning="longest wait of a micro-batch for `minRowsPerTrigger`, counted from the previous micro-batch",
         reads=TOPICS,
     ),
     Option(
@@ -208,7 +210,7 @@ OPTIONS = (
         parse=values.integer(1, 100_000),
         allowed="1 to 100000",
         default="1",
-        meaning="split a read into at least this many partitions, if it has as many rows",
+        meaning="split a read into at least this many partitions, if it has that many rows",
         reads=(*RANGES, *CLIENT),
     ),
     Option(
@@ -217,7 +219,8 @@ OPTIONS = (
         parse=values.integer(1),
         allowed=NUMBER,
         default="4000000",
-        meaning="maximum number of rows in a partition (task). Lower: more parallel tasks, and more overhead",
+        meaning="maximum number of rows in a partition (task). A lower value gives more parallel tasks and more "
+        "overhead",
         reads=(*RANGES, *CLIENT),
     ),
     Option(
@@ -226,7 +229,7 @@ OPTIONS = (
         parse=values.boolean,
         allowed="`true`, `false`",
         default="`true`",
-        meaning="when no node keeps the rows any more: fail, or skip them",
+        meaning="when no node retains the rows any more: `true` fails the query, `false` skips the rows",
     ),
     Option(
         name="onNewColumns",
@@ -234,8 +237,8 @@ OPTIONS = (
         parse=values.choice("fail", "ignore"),
         allowed="`fail`, `ignore`",
         default="`fail`",
-        meaning="when a topic has gained columns since the query was planned: fail (a restart plans with them), or "
-        "drop them",
+        meaning="when a topic has gained columns since the query was planned: `fail` fails the query, which reads them "
+        "after a restart; `ignore` drops them",
         reads=(*ROWS, *CLIENT),
     ),
     Option(
@@ -243,8 +246,8 @@ OPTIONS = (
         use="read",
         parse=values.choice("channel", "system"),
         allowed="`channel`, `system`",
-        meaning="a stream begins when all nodes of the channel, or all gatekeepers of the federation, know what it "
-        "wants; it fails if they do not within `timeoutMs`",
+        meaning="a stream begins only when all nodes of the channel, or all gatekeepers of the federation, know which "
+        "rows it wants. It fails if that takes longer than `timeoutMs`",
         reads=ROWS,
     ),
     Option(
@@ -252,7 +255,8 @@ OPTIONS = (
         use="read",
         parse=values.name,
         allowed="a name",
-        meaning="the nodes keep rows that the stream has not read yet under this name; each query needs its own",
+        meaning="the name under which the nodes retain the rows that the stream has not read yet. Each query needs its "
+        "own",
         reads=TOPICS,
     ),
     Option(
@@ -261,7 +265,8 @@ OPTIONS = (
         parse=values.integer(1_000, 86_400_000),
         allowed="1000 to 86400000",
         default="600000",
-        meaning="how long rows are kept for a `reader` that has stopped. Longer: more disk space on the nodes",
+        meaning="how long the nodes retain rows for a `reader` that has stopped. A longer time needs more disk space "
+        "on the nodes",
         reads=TOPICS,
     ),
     Option(
@@ -269,7 +274,7 @@ OPTIONS = (
         use="read",
         parse=values.text,
         allowed="a client's key",
-        meaning="read the rows that this client's profiles want, from its position on (streams only). The position is "
+        meaning="read the rows that this client's profiles match, from its position on (streams only). The position is "
         "in the checkpoint, and is reported to the client's access point",
         reads=CLIENT,
     ),
@@ -288,22 +293,24 @@ OPTIONS = (
         parse=values.name,
         allowed="a name",
         default="the query's id",
-        meaning="the key under which each micro-batch is published once. Set it to survive a lost checkpoint",
+        meaning="the key under which each micro-batch is published once. Set it to be able to continue after a lost "
+        "checkpoint",
     ),
     Option(
         name="takeover",
         use="write",
         parse=values.text,
         allowed="a position",
-        meaning="continue after another query under the same sink id: its last position, as given in the error",
+        meaning="continue after another query with the same sink id: the last position of that query, as given in the "
+        "error",
     ),
     Option(
         name="batchId",
         use="write",
         parse=values.integer(0),
         allowed="0 or more",
-        meaning="number of a batch write under its `sinkId`: the same number again publishes nothing, a smaller one is "
-        "refused",
+        meaning="the number of a batch write under its `sinkId`: a repeated number publishes nothing, and a smaller "
+        "one is refused",
     ),
     Option(
         name="spread",
@@ -311,8 +318,8 @@ OPTIONS = (
         parse=values.choice("broadcast", "selective"),
         allowed="`broadcast`, `selective`",
         default="`broadcast`",
-        meaning="`selective`: the topic is made a selective one before the first rows are published (SELECTIVE.md). "
-        "A topic that is one already stays it",
+        meaning="`selective`: make the topic selective before its first rows are published (SELECTIVE.md). A topic "
+        "that is already selective stays so",
     ),
     Option(
         name="keepers",
@@ -320,22 +327,22 @@ OPTIONS = (
         parse=values.keepers,
         allowed="an integer, 0 to 8",
         default="2",
-        meaning="with `spread`: how many other nodes keep all rows",
+        meaning="with `spread`: how many nodes besides the origin store all rows",
     ),
     Option(
         name="routeBy",
         use="write",
         parse=values.topics,
         allowed="columns separated by commas, or a JSON array of names",
-        meaning="with `spread`: columns by which it is decided where rows go",
+        meaning="with `spread`: the columns whose values decide which nodes rows are sent to",
     ),
     Option(
         name="receipts",
         use="write",
         parse=values.place,
         allowed="an absolute path or a URI",
-        meaning="a folder in which the driver writes a receipt of each commit: a record of what was published, outside "
-        "of the channel",
+        meaning="a folder in which the driver writes a receipt of each commit: a record, outside of the channel, of "
+        "what was published",
     ),
     Option(
         name="acks",
@@ -343,7 +350,7 @@ OPTIONS = (
         parse=values.integer(0, 64),
         allowed="0 to 64",
         default="the node's setting",
-        meaning="number of nodes besides the first that must have a micro-batch on disk before it is committed",
+        meaning="number of nodes besides the first that must have a micro-batch on disk before it is acknowledged",
     ),
     Option(
         name="batchBytes",
@@ -351,7 +358,7 @@ OPTIONS = (
         parse=values.integer(1_024, 8 << 20),
         allowed="1024 to 8388608",
         default="4194304",
-        meaning="approximate size of the batches that rows are published in. A micro-batch has at most 4096 batches",
+        meaning="approximate size of the batches in which rows are published. A micro-batch has at most 4096 batches",
     ),
     Option(
         name="timeoutMs",
@@ -366,7 +373,7 @@ OPTIONS = (
         use="both",
         parse=values.text,
         allowed="`env:NAME`, `file:PATH` or the token itself",
-        meaning="the token that the nodes require. A reference is resolved by each process, a literal is part of the "
+        meaning="the token that the nodes require. Each process resolves a reference itself; a literal is part of the "
         "query plan",
         is_secret=True,
     ),
@@ -375,14 +382,16 @@ OPTIONS = (
         use="both",
         parse=values.choice("lz4", "zstd"),
         allowed="`lz4`, `zstd`",
-        meaning="compress rows between Spark and the nodes; useful on networks slower than the compression",
+        meaning="compress rows between Spark and the nodes. This helps on networks that are slower than the "
+        "compression",
     ),
     Option(
         name="tlsCa",
         use="both",
         parse=values.name,
         allowed="a path",
-        meaning="the cluster's CA certificate, present on every machine; with it, all connections use TLS",
+        meaning="the cluster's CA certificate, which must be present on every machine. With it, all connections use "
+        "TLS",
     ),
     Option(
         name="tlsCert",

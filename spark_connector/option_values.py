@@ -109,7 +109,7 @@ def choice(*words: str) -> Callable[[str], str]:
 
 
 def time_ms(value: str) -> int:
-    """In milliseconds since 1970. Fractions are rounded up, which selects the same rows."""
+    """A time in milliseconds since 1970. Fractions are rounded up, which selects the same rows."""
     text = value.strip()
     if re.fullmatch(r"\d{1,19}", text):
         return integer(0)(text)
@@ -141,7 +141,7 @@ def place(value: str) -> str:
 
 
 def duration_ms(value: str) -> int:
-    """In milliseconds."""
+    """A duration in milliseconds."""
     found = re.fullmatch(r"\s*(\d{1,12})\s*(ms|s|m|h)\s*", value.lower())
     if found is None:
         raise ValueError

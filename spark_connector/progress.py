@@ -144,7 +144,8 @@ class RowCounts(NamedTuple):
 
     @classmethod
     def of(cls, within: int, received: int, read: ChannelOffsets) -> "RowCounts":
-        """With a filter, rows that a task skipped cannot be distinguished from those that did not match."""
+        """Count rows. With a filter, those that a task skipped cannot be distinguished from those that did not
+        match."""
         if not read.is_filtered:
             return cls(max(within - received, 0), None, None)
         tested = max(within - read.planned_skips, 0)

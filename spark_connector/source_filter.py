@@ -8,6 +8,7 @@ type of its column, a time its zone, and a name must be spelled as the column's.
 
 import difflib
 import re
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 Language = Literal["sql", "json", "diet"]
 LANGUAGES: tuple[Language, ...] = ("sql", "json", "diet")
-TimeForm = Literal["date", "local", "zoned"]
-"""The notation of a time: a date alone, with a clock but no zone, with a zone."""
+TimeForm = Literal["date", "local", "zoned", "short"]
+"""The notation of a time: a date alone, with a clock but no zone, with a zone, with a zone but no seconds."""
 _TYPED_TIME = re.compile(r"\b(DATE|TIMESTAMP\w*)\s*(?:'([^']*)'|\"([^\"]*)\")", re.IGNORECASE)
 _ZONE = re.compile(r"(?:Z|UTC|[+-][0-9]{2}:[0-9]{2})")
 
@@ -105,6 +106,8 @@ def _check_constant(
     numbers = (Kind.EXACT, Kind.FLOAT)
     if kind is Kind.MOMENT and constant.kind in (Kind.MOMENT, Kind.TEXT):
         fix = _time_problem(type_, constant, forms)
+    elif isinstance(type_, types.FloatType) and isinstance(constant.value, int) and _is_rounded(constant.value):
+        fix = "write a number that a float holds: not in ANSI mode, Spark rounds this one to a float"
     elif constant.kind is kind or (kind in numbers and constant.kind in numbers):
         fix = None
     else:
@@ -122,6 +125,11 @@ def _check_constant(
         raise _refused(f"compares {_named(column, type_)} with {literal_text(constant)}", fix)
 
 
+def _is_rounded(whole: int) -> bool:
+    """True if a BIGINT is another number as a float. What is longer is a DECIMAL to Spark, and becomes a double."""
+    return abs(whole) < 1 << 63 and bool(struct.unpack("<f", struct.pack("<f", whole))[0] != whole)
+
+
 def _time_problem(type_: DataType, constant: "Constant", forms: dict[int, set[TimeForm]]) -> str | None:
     """Advice on what to write instead, if Spark and the nodes could interpret this time differently."""
     from m4cast.overlay.profiles.moments import moment_of
@@ -133,6 +141,8 @@ def _time_problem(type_: DataType, constant: "Constant", forms: dict[int, set[Ti
     else:
         assert isinstance(content, int)
         written = forms.get(content, {"zoned"})
+    if "short" in written:
+        return "add its seconds, as '2026-01-31 12:00:00Z': to Spark it is no time without them"
     allowed: set[TimeForm]
     match type_:
         case types.DateType():
@@ -164,7 +174,10 @@ def _times_as_written(text: str) -> dict[int, set[TimeForm]]:
 def _form_of(time: str) -> TimeForm:
     if len(time) == len("2026-01-31"):
         return "date"
-    return "zoned" if _ZONE.search(time, len("2026-01-31")) else "local"
+    zone = _ZONE.search(time, len("2026-01-31"))
+    if zone is None:
+        return "local"
+    return "short" if zone.start() <= len("2026-01-31 12:30 ") else "zoned"
 
 
 def _kind_of(type_: DataType) -> "Kind":
@@ -178,6 +191,8 @@ def _kind_of(type_: DataType) -> "Kind":
             return Kind.EXACT
         case types.FractionalType():
             return Kind.FLOAT
+        case types.StringType() if type_.collation != types.StringType().collation:
+            return Kind.OTHER  # nodes compare texts by code points only
         case types.StringType() | types.CharType() | types.VarcharType():
             return Kind.TEXT
         case types.BinaryType():

@@ -1,21 +1,23 @@
-"""What tests of several rooms share; and which tests run beside which: the suite runs in two processes (`make test`),
-the tests of a file in one of them. Tests of real nodes and of Spark start processes of their own, so two keep two cores
-busy; with four, everything waits for a core.
+"""Fixtures that several rooms share; and the distribution of tests over processes: the suite runs in two of them
+(`make test`), the tests of a file in one.
 
 Tests that use a Spark session stay together in two groups of about the same length, each with a session of its own: a
 JVM costs half a minute until it is warm, and a third one would not pay. All tests that use Kafka are one group, too.
 What takes longest comes first, so that the processes end together.
 """
 
+import ast
 import asyncio
 import gc
 import os
+import re
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from xdist.remote import Producer
@@ -30,30 +32,29 @@ if TYPE_CHECKING:
 
     from tests.kafka_broker import KafkaBroker
 
+ROOT = Path(__file__).parent.parent
+
 TOGETHER = {
-    "tests/jobs/": "spark: jobs",
     "tests/docs/test_pages.py": "spark: jobs",  # reads the audited tables, too
+    "tests/jobs/direct/": "spark: connector",
+    "tests/jobs/test_ingest.py": "spark: connector",
+    "tests/jobs/": "spark: jobs",
     "tests/docs/": "spark: connector",
     "tests/spark_connector/": "spark: connector",
     "tests/overlay/profiles/test_spark_agreement.py": "spark: connector",
     "tests/overlay/bridge/": "kafka",
     "tests/processes/": "processes",
 }
-"""Rooms whose tests share a JVM, or what runs beside them."""
-APART = (
-    "tests/jobs/test_ingest_kills.py",
-    "tests/spark_connector/test_end_to_end.py",
-    "tests/spark_connector/test_kills.py",
-    "tests/spark_connector/test_secrets.py",
-)
-"""Their tests in these files start JVMs of their own, and do not use the session."""
+"""Rooms whose tests share a JVM, or what runs beside them: of those of Spark, the files that use the session."""
+SESSION = re.compile(r"\bdef test_\w+\([^)]*\b(spark|audited): ")
+"""A test with one of the fixtures that make a session."""
 FIRST = (
     "spark",
+    "tests/simulation/test_campaign.py",
     "processes",  # wait more than they work: good company
     "kafka",
     "tests/simulation/",
-    "tests/jobs/",  # those with JVMs of their own
-    "tests/spark_connector/",
+    "tests/spark_connector/",  # some start JVMs of their own
 )
 """Groups that take long."""
 LAST = "tests/processes/test_netns.py"
@@ -71,6 +72,24 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", QUICK_JVM)
 
 MACHINES = tuple(f"m4cast.overlay.{room}." for room in ("protocol", "federation", "net"))
 NODE_ROOMS = (*MACHINES, "m4cast.overlay.door.", "m4cast.overlay.store.", "m4cast.cli.nodes.")
+
+
+if sys.version_info < (3, 12, 2):
+    # CPython's `ast.parse` counts the depth of what it makes in a variable that all threads share (gh-106905): if the
+    # collector runs meanwhile, and with it Python code (Hypothesis has a callback), another thread may parse as well,
+    # say a line of a traceback that it logs, and one of both fails with "AST constructor recursion depth mismatch".
+    parse_at_risk = ast.parse
+
+    def parse_uncollected(*args: Any, **named: Any) -> Any:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return parse_at_risk(*args, **named)
+        finally:
+            if was_enabled:
+                gc.enable()
+
+    ast.parse = parse_uncollected
 
 
 class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
@@ -96,13 +115,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByGroup
 
 def group_of(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
-    rooms = (group for room, group in TOGETHER.items() if file.startswith(room) and file not in APART)
-    return next(rooms, file)
+    groups = (group for room, group in TOGETHER.items() if file.startswith(room))
+    group = next(groups, file)
+    return file if group.startswith("spark") and not uses_session(file) else group
+
+
+@cache
+def uses_session(file: str) -> bool:
+    return SESSION.search((ROOT / file).read_text(encoding="utf-8")) is not None
 
 
 def pytest_collection_finish() -> None:
-    """What is there by now stays, and simulations make objects that live: looking for garbage among these is a quarter
-    of the time that a channel of a thousand nodes takes."""
+    """Objects that exist by now stay, and simulations make objects that live: looking for garbage among these is a
+    quarter of the time that a channel of a thousand nodes takes."""
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
 
@@ -118,8 +143,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def parsed_off_loops(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever a test does: sqlglot, which takes up to 20 ms, never runs on a node's loop, nor in the machines that the
-    loop drives."""
+    """Fails any test in which sqlglot, which takes up to 20 ms, runs on a node's loop or in the machines that the loop
+    drives."""
     parse = LANGUAGES[SQL, SQL_VERSION]
     seen: list[str] = []
 

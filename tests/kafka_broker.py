@@ -109,7 +109,7 @@ class KafkaBroker:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> "KafkaBroker":
-        """Until it answers."""
+        """Wait until it answers."""
         self.spawn()
         self.wait()
         return self
@@ -121,7 +121,7 @@ class KafkaBroker:
             self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Wait until it answers."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while not self._answers():
             if not self.is_running() or time.monotonic() > deadline:
@@ -130,7 +130,7 @@ class KafkaBroker:
             time.sleep(POLL_S)
 
     def stop(self) -> None:
-        """In order, as SIGTERM does; the process is gone afterwards."""
+        """Stop it in order, as SIGTERM does; the process is gone afterwards."""
         if self._process is None:
             return
         self._process.terminate()
@@ -140,7 +140,7 @@ class KafkaBroker:
             self.kill()
 
     def kill(self) -> None:
-        """As kill -9 does; the process is gone afterwards."""
+        """Kill it, as kill -9 does; the process is gone afterwards."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(STOP_TIMEOUT_S)
@@ -152,7 +152,7 @@ class KafkaBroker:
         except OSError:
             return False
         try:
-            admin = KafkaAdminClient(bootstrap_servers=self.address, bootstrap_timeout_ms=1_000)
+            admin = KafkaAdminClient(bootstrap_servers=self.address, bootstrap_timeout_ms=10_000)
         except KafkaError:
             return False
         try:
@@ -188,7 +188,8 @@ def running_brokers(
     """A cluster: all are started before the first can answer, since controllers need a majority."""
     addresses = free_ports(2 * count)
     controllers = dict(enumerate(addresses[count:], start=1))
-    cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    # Not beginning with a dash, which Kafka's tool would take for an option.
+    cluster_id = urlsafe_b64encode(b"m" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
     brokers = [
         KafkaBroker(
             folder if count == 1 else folder / str(number),
@@ -221,7 +222,7 @@ def java() -> list[str]:
 
 
 def _resolved_jars() -> Path:
-    """Where the jars are; resolved by the first who asks, while others wait."""
+    """The folder of the jars; resolved by the first caller, while others wait."""
     JARS_FOLDER.mkdir(parents=True, exist_ok=True)
     with (JARS_FOLDER / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

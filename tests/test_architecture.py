@@ -2,8 +2,8 @@
 
 Dependencies point one way: `schemas <- overlay.{ids,errors,config} <- overlay.profiles <- overlay.{protocol,federation}
 <- overlay.{net,sim}`; the Spark connector sees only the overlay's client, jobs see only schemas and the connector. The
-protocol and the profiles are pure, and the protocol's rooms know each other only through `node.py`. Each message says
-where, what, and what to do instead.
+protocol and the profiles are pure, and the rooms of the protocol know each other only through `protocol/node.py`. Each
+message says where, what, and what to do instead.
 
 `test_the_source_keeps_the_rules` checks the source; the others check, on small trees, that each rule can be broken.
 """
@@ -34,7 +34,7 @@ VALUES = (
 
 
 class Room(NamedTuple):
-    """What the modules under a name may import of ours, besides each other, and what to do instead of more."""
+    """The modules of ours that those under a name may import, besides each other, and what to do instead of more."""
 
     may_import: tuple[str, ...]
     instead: str

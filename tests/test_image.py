@@ -12,6 +12,7 @@ import tomllib
 import urllib.request
 import venv
 from contextlib import ExitStack
+from fnmatch import fnmatch
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -25,7 +26,7 @@ COMPOSE = (DOCKER / "compose.yml").read_text("utf-8")
 NAMES = ("n1", "n2", "n3")
 TIMEOUT_S = 60.0
 LOOK_S = 0.05
-NOT_IN_IMAGE = shutil.ignore_patterns(".git", ".venv", "tests", "docs", ".*_cache", "__pycache__", "m4cast-cluster")
+IGNORED = [line for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines() if line and line[0] != "#"]
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -41,12 +42,19 @@ def the(word: str) -> list[str]:
     return words
 
 
+def not_in_image(folder: str, names: list[str]) -> set[str]:
+    """The names that docker ignores: a pattern is for the top folder, unless it begins with `**/`."""
+    is_top = Path(folder) == ROOT
+    patterns = [each.removeprefix("**/") for each in IGNORED if is_top or each.startswith("**/")]
+    return {name for name in names if any(fnmatch(name, pattern) for pattern in patterns)}
+
+
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment made by the image's RUN steps. Packages that the wheel needs are those of this environment."""
     folder = tmp_path_factory.mktemp("image")
     source, wheels, environment = folder / "source", folder / "wheels", folder / "environment"
-    shutil.copytree(ROOT, source, symlinks=True, ignore=NOT_IN_IMAGE)
+    shutil.copytree(ROOT, source, symlinks=True, ignore=not_in_image)
     venv.create(environment, with_pip=False, symlinks=True)
     (packages,) = environment.glob("lib/python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
@@ -120,7 +128,17 @@ def test_the_files_of_compose_are_there_and_fit() -> None:
         assert node["name"] == name and node["advertise"] == f"{name}:7400"
     assert (DOCKER / re.findall(r"context: (\S+),", COMPOSE)[0] / "pyproject.toml").exists()
     (exposed,) = (rest.split() for word, rest in instructions() if word == "EXPOSE")
-    assert set(re.findall(r'127\.0\.0\.1:\d+:(\d+)"', COMPOSE)) <= set(exposed)
+    published = set(re.findall(r'127\.0\.0\.1:\d+:(\d+)"', COMPOSE))
+    assert published <= set(exposed) and "7600" not in published, "metrics are for the network of compose.yml"
+
+
+def test_every_door_can_be_reached_from_the_network_of_compose() -> None:
+    """An address of 127.0.0.1 is the container's own: nothing outside it, a Prometheus for example, gets there."""
+    for name in NAMES:
+        node = tomllib.loads((DOCKER / f"{name}.toml").read_text("utf-8"))["node"]
+        assert {node[door] for door in ("listen", "door", "http", "web")} == {
+            f"0.0.0.0:{port}" for port in ("7400", "7500", "7600", "7700")
+        }
 
 
 def test_the_image_runs_as_a_user_of_its_own() -> None:

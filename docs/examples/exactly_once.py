@@ -14,7 +14,7 @@ PARTS = [[{"part": part, "line": line} for line in range(10)] for part in range(
 
 
 def main(nodes: str) -> int:
-    """How many parts this run had to publish."""
+    """Publish the parts that are left; returns their number."""
     with Channel(nodes) as channel:
         position = channel.position(KEY)  # None before the first part
         done = int(position or 0)

@@ -4,9 +4,9 @@ A window contains the batches that were published in it, according to any node t
 carries its time and checksum. Each batch is then looked up at each receiver: it arrived (with the right checksum), was
 skipped, is missing, or was not read (see `expectation`). It was expected if the receiver was on the channel when it was
 published and, if its stream is selective, wanted it then (see `wants`). A skip does not excuse a receiver that wanted
-the rows: that they were filtered is what the audit checks.
+the rows, because whether filtering was correct is what the audit checks.
 
-Windows are independent of each other, so one can be stated again when something about it changes.
+Windows are independent of each other, so one can be written again when something about it changes.
 """
 
 from collections.abc import Sequence
@@ -164,7 +164,7 @@ def _with_wants(met: DataFrame, wants: InterestFacts | None) -> DataFrame:
 
 
 def _skip_lines(skips: DataFrame, within: Sequence[str]) -> DataFrame:
-    """For each stream at each receiver: the skipped ranges, and the declined ones among them."""
+    """The skipped ranges of each stream at each receiver, and the declined ones among them."""
     keys = [*within, "node_id", "origin", "topic"]
     is_declined = F.col("reason").isin(*DECLINED)
     ranges = skips.select(

@@ -1,4 +1,4 @@
-"""Notified: which clients would have been notified of which rows, as a join of rows with the profiles of clients.
+"""Notified: which clients would have been notified of which rows, by a join of rows with the profiles of clients.
 
     m4cast notified orders --node 127.0.0.1:7501 --to /data/notified
 
@@ -6,8 +6,9 @@
     profiles = spark.read.format("m4cast").option("nodes", nodes).option("read", "clients").option("of", "all").load()
     notified(rows, profiles)
 
-A client is notified of a row if one of its profiles matches it and begins at or before it: by the nodes' own matcher,
-with the profiles as they are now. Each distinct condition is tested once for each row, whoever has it.
+A client is notified of a row if one of its profiles matches the row and begins at or before it. The nodes' own matcher
+decides, with the profiles as they are now. Each distinct condition is tested once for each row, for all clients that
+have it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,8 +38,8 @@ MATCHES = "_topic string, _origin string, _sequence long, numbers array<int>"
 def notified(rows: "DataFrame", profiles: "DataFrame") -> "DataFrame":
     """One row for each client and row that it would have been notified of: `key`, `_topic`, `_origin`, `_sequence`.
 
-    `rows`: of one topic, with these columns; `profiles`: `key`, `topic`, `where`, `language` and `begin` (a map from
-    origin to sequence; without the column, from 1 on).
+    `rows`: rows of one topic, with these columns; `profiles`: `key`, `topic`, `where`, `language` and `begin` (a map
+    from origin to sequence; without this column, profiles begin at 1).
     """
     from pyspark.sql import functions as F
 
@@ -97,16 +98,16 @@ class Notified:
 
     topic: str
     rows: int
-    """Tested."""
+    """Rows that were tested."""
     clients: int
-    """That would have been notified of one or more."""
+    """Clients that would have been notified of at least one row."""
     notifications: int
     folder: str | None
 
 
 @options.command("notified")
 @click.argument("topic")
-@click.option("--client", "keys", multiple=True, metavar="KEY", help="Only this client; may be repeated.")
+@click.option("--client", "keys", multiple=True, metavar="KEY", help="Test only this client. Can be repeated.")
 @click.option("--to", metavar="FOLDER", help="Write key, topic, origin and sequence to Parquet files in a new folder.")
 @options.pairs_option("--option", "others", help="An option of the source of rows (see docs/SPARK.md).")
 @access_options(FAIL_OVER)
@@ -123,7 +124,7 @@ def main(
 ) -> None:
     """Show which clients would have been notified of the rows of a topic, by their present profiles.
 
-    The clients of all nodes that the first node knows are asked for, each node at its own door."""
+    The profiles are read from every node that the first node knows, each at its own door."""
     if to is not None and Path(to).exists():
         raise click.UsageError(f"{to} exists: name a new folder, or remove it")
     spark = command.session_of("m4cast notified", settings)

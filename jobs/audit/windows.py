@@ -1,7 +1,7 @@
 """The windows of the audit: how long they are, which of them are closed, and periods of several windows.
 
 `WINDOW` alone determines how long a window is, and only this module reads it. After changing it, run `m4cast audit
---full` once: windows that were stated before have the old length.
+--full` once: windows that were written before have the old length.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ WINDOW = timedelta(minutes=1)
 and coarser verdicts."""
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 PERIODS_MAX = 200
-"""The most periods of one statement: further ones are joined, with what lies between. Guess; Delta checks each file
+"""The most periods of one query: further ones are joined, with what lies between. Guess; Delta checks each file
 against each period."""
 
 Period = tuple[datetime, datetime]

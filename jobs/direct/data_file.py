@@ -4,14 +4,15 @@ Rows are collected into row groups of up to 64 MiB. Dictionaries are expensive t
 repeat, so the first rows decide which columns get one. Statistics are those that the Parquet writer has computed.
 
 A file has a random name and becomes part of the table only by a commit: those of failed or repeated tasks stay unused
-until VACUUM removes them. A file that could not be finished is removed at once.
+until VACUUM removes them. A file that could not be finished is removed at once. One that is described is on the disk:
+Delta's log must not name a file that a loss of power can take away.
 
 Cost: measured with rows of 100 bytes, one core writes about four million rows/s.
 """
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
@@ -24,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types
 
+from m4cast.jobs.direct.durable import sync
 from m4cast.jobs.direct.layout import FileLayout
 from m4cast.spark_connector.columns import arrow_schema
 
@@ -67,6 +69,7 @@ def written_files(layout: FileLayout, batches: Iterable[pa.RecordBatch]) -> Iter
         mine = rows.filter(pc.equal(rows[layout.partition], value)).drop_columns(layout.partition)
         folder = f"{layout.partition}={quote(value)}"
         (Path(layout.folder) / folder).mkdir(exist_ok=True)
+        sync(Path(layout.folder))
         for file in _written(layout, mine.to_batches(), f"{folder}/"):
             yield replace(file, partition=value)
 
@@ -131,6 +134,8 @@ class _FileWriter:
     def close(self) -> DataFile:
         self._parquet.close()
         self._sink.close()
+        sync(self._path)
+        sync(self._path.parent)
         found = self._path.stat()
         (metadata,) = self._metadata
         return DataFile(
@@ -138,7 +143,7 @@ class _FileWriter:
             rows=metadata.num_rows,
             bytes=found.st_size,
             modified_at_ms=found.st_mtime_ns // 1_000_000,
-            statistics=statistics_of(metadata, self._layout.statistics),
+            statistics=statistics_of(metadata, self._schema, self._layout.statistics),
         )
 
     def discard(self) -> None:
@@ -184,33 +189,57 @@ def _repeating_in(path: str, column: pa.Array) -> Iterator[str]:
 # ---- statistics
 
 
-def statistics_of(metadata: pq.FileMetaData, paths: Iterable[tuple[str, ...]]) -> str:
+def statistics_of(metadata: pq.FileMetaData, schema: pa.Schema, paths: Iterable[tuple[str, ...]]) -> str:
     """The statistics by which Delta skips a file, as JSON: its number of rows and, for the columns at these paths, the
     least and the greatest value and the number of nulls.
 
     Only integers, text, dates and times have a least and a greatest value here. Those of fractions that Parquet has
     ignore NaN, which Spark considers the greatest.
     """
-    columns = {metadata.schema.column(at).path: at for at in range(metadata.num_columns)}
+    columns = {path: at for at, path in enumerate(_leaves(schema))}
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, Any] = {}
     for path in paths:
-        at = columns.get(".".join(path))
+        at = columns.get(path)
         if at is None:
             continue
         groups = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
         if any(group is None or not group.has_null_count for group in groups):
             continue
         _put(nulls, path, sum(group.null_count for group in groups))
-        filled = [group for group in groups if group.num_values]
-        if filled and all(group.has_min_max for group in filled):
-            low, high = min(group.min for group in filled), max(group.max for group in filled)
-            if isinstance(low, int | str | date) and not isinstance(low, bool):
-                _put(least, path, _stored(low))
-                _put(greatest, path, _stored_as_greatest(high))
+        ends = _ends([group for group in groups if group.num_values])
+        if ends is not None:
+            _put(least, path, _stored(ends[0]))
+            _put(greatest, path, _stored_as_greatest(ends[1]))
     rows = {"numRecords": metadata.num_rows}
     return json.dumps({**rows, "minValues": least, "maxValues": greatest, "nullCount": nulls})
+
+
+def _leaves(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The columns of a Parquet file in their order. (Parquet's own names join these parts with dots, which names can
+    have as well.)"""
+    for field in fields:
+        here, type_ = (*path, field.name), field.type
+        if types.is_struct(type_):
+            yield from _leaves(type_, here)
+        elif types.is_map(type_):
+            yield from _leaves((type_.key_field, type_.item_field), (*here, "key_value"))
+        elif types.is_list(type_):
+            yield from _leaves((type_.value_field,), (*here, "list"))
+        else:
+            yield here
+
+
+def _ends(groups: Sequence[pq.Statistics]) -> tuple[Any, Any] | None:
+    """The least and the greatest value, if all groups have them and Delta's log can."""
+    if not groups or not all(group.has_min_max for group in groups):
+        return None
+    try:
+        low, high = min(group.min for group in groups), max(group.max for group in groups)
+    except (OverflowError, UnicodeDecodeError):  # Python has years 1 to 9999 only, and Arrow takes any bytes as text
+        return None
+    return (low, high) if isinstance(low, int | str | date) and not isinstance(low, bool) else None
 
 
 def _put(values: dict[str, Any], path: tuple[str, ...], value: object) -> None:
@@ -233,5 +262,8 @@ def _stored(value: int | str | date) -> int | str:
 
 
 def _stored_as_greatest(value: int | str | date) -> int | str:
-    stored = _stored(value)
-    return f"{stored}{LAST_CHARACTER}" if isinstance(value, str) and len(value) > TEXT_CHARS else stored
+    """A text is cut and gets the last of all characters, which must be greater than the one that was there."""
+    if not isinstance(value, str) or len(value) <= TEXT_CHARS:
+        return _stored(value)
+    rest = value[TEXT_CHARS:].lstrip(LAST_CHARACTER)
+    return value[: len(value) - len(rest)] + LAST_CHARACTER if rest else value

@@ -1,4 +1,4 @@
-"""Which engine fills a table, and how the files of the direct one look.
+"""Engines: which one fills a table, and how the files of the direct one look.
 
 A table can change engines from one run to the next: its rows say where the other one stopped.
 """
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -18,7 +18,7 @@ from m4cast.jobs.direct.layout import FileLayout, columns_in, has_columns
 from m4cast.jobs.direct.source import LAYOUT_OPTION, ROWS_PER_FILE, FileSource
 from m4cast.jobs.direct.table_log import TableLog
 from m4cast.jobs.feeds.feed import OBSERVED_ROWS, started
-from m4cast.jobs.table_folder import TableFolder
+from m4cast.jobs.table_folder import TableFolder, file_system_of
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.table import Table
 
@@ -69,7 +69,8 @@ def _why_not(tables: TableFolder, table: Table, log: TableLog | None) -> str | N
         return f"Arrow does not support {CODEC_SETTING} = {codec}"
     if not TableLog.is_available(tables.spark):
         return "Delta Kernel is not on the driver's class path"
-    why_not = (log or TableLog(tables.spark, table.path(tables.folder))).why_not(table.partition_by)
+    log = log or TableLog(tables.spark, table.path(tables.folder))
+    why_not = log.why_not(table.partition_by, table.schema.names)
     return None if why_not is None else f"Delta Kernel cannot write to it ({why_not})"
 
 
@@ -80,9 +81,7 @@ def codec_of(spark: SparkSession) -> str:
 
 def place_of(spark: SparkSession, folder: str) -> tuple[str, str]:
     """The scheme of a folder's file system, and the folder's path on it."""
-    jvm: Any = spark.sparkContext._jvm
-    path = jvm.org.apache.hadoop.fs.Path(folder)
-    files = path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+    path, files = file_system_of(spark, folder)
     return str(files.getUri().getScheme()), str(path.toUri().getPath())
 
 
@@ -121,6 +120,7 @@ def start_direct(tables: TableFolder, ingest: "Ingest", table: Table, options: M
 def _commit(log: TableLog, layout: FileLayout, files: DataFrame, micro_batch: int) -> None:
     query = files.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
     assert query, "Spark sets it while a micro-batch is written"
+    log.confirm()
     if log.has(query, micro_batch):
         return
     written = [DataFile(**row.asDict()) for row in files.collect()]
@@ -128,6 +128,7 @@ def _commit(log: TableLog, layout: FileLayout, files: DataFrame, micro_batch: in
         check_visible(layout, file)
     if written:
         log.append(written, layout, query, micro_batch)
+        log.confirm()
 
 
 def check_visible(layout: FileLayout, file: DataFile) -> None:

@@ -11,11 +11,12 @@ file, the *plan*, which means nothing once the driver has ended.
 """
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from m4cast.jobs.direct.durable import sync
 
 Start = dict[str, int]
 """The next sequence of each stream of one topic, by origin. Streams that are not named begin at 1."""
@@ -24,7 +25,7 @@ Start = dict[str, int]
 @dataclass(frozen=True, slots=True)
 class TopicJoin:
     query: str
-    """Which of the queries of this folder reads the topic: `Ingest.selection`."""
+    """The query of this folder that reads the topic: `Ingest.selection`."""
     number: int
     start: Start
     is_sure: bool = True
@@ -98,15 +99,9 @@ class PlanFile:
 
 def _replace(path: Path, text: str, *, is_durable: bool) -> None:
     new = path.with_name(f"{path.name[:200]}.new")
-    with new.open("w") as file:
-        file.write(text)
-        if is_durable:
-            file.flush()
-            os.fsync(file.fileno())
+    new.write_text(text)
+    if is_durable:
+        sync(new)
     new.replace(path)
     if is_durable:
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync(path.parent)

@@ -6,7 +6,7 @@ from the driver, which reads it from the table.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from typing import Self
 
@@ -18,6 +18,8 @@ from m4cast.spark_connector.columns import arrow_schema
 PHYSICAL_NAME = "delta.columnMapping.physicalName"
 COLUMN_ID = "delta.columnMapping.id"
 PARQUET_ID = b"PARQUET:field_id"
+DEFAULT, LENGTH = "CURRENT_DEFAULT", "__CHAR_VARCHAR_TYPE_STRING"
+"""Keys of metadata that Delta gives to a column with a default, and to text whose length is limited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class FileLayout:
     statistics: tuple[tuple[str, ...], ...]
     """Physical paths of the columns whose least and greatest values Delta stores to skip files."""
     codec: str
-    """As Spark names it, such as `snappy`."""
+    """Spark's name for it, such as `snappy`."""
     partition: str | None = None
     """The column that the table is partitioned by, if it is. It is text, and not in the files."""
 
@@ -57,6 +59,11 @@ class FileLayout:
         """Compare with the table as it is now: files of this layout fit if it still has all their columns."""
         return set(_places(self.columns)) <= set(_places(table))
 
+    def names_in(self, table: StructType) -> list[str]:
+        """The columns of its files, as the table names them now."""
+        mine = set(map(_name, self.columns))
+        return [column.name for column in table if _name(column) in mine]
+
 
 def columns_in(table: StructType, wanted: StructType) -> StructType:
     """The columns of the table that are wanted, in its order, under the names that they have in `wanted`."""
@@ -74,6 +81,19 @@ def has_columns(table: StructType, wanted: StructType) -> bool:
     """Check that the table has all wanted columns with the same types. Whether they may be null is ignored."""
     known = {field.name.lower(): field.dataType.simpleString() for field in table}
     return all(known.get(field.name.lower()) == field.dataType.simpleString() for field in wanted)
+
+
+def unmet(table: StructType, written: Collection[str]) -> str | None:
+    """A demand of the table on rows, beyond their types, that is not met here; None if it has none. `written`: names of
+    the columns that rows have, in lower case."""
+    for column in table:
+        metadata = column.metadata or {}
+        if LENGTH in metadata:
+            return f"the length of column {column.name!r} is limited"
+        if column.name.lower() not in written and (DEFAULT in metadata or not column.nullable):
+            why = "has a default" if DEFAULT in metadata else "is NOT NULL"
+            return f"rows lack column {column.name!r}, which {why}"
+    return None
 
 
 def _physical(column: StructField, field: pa.Field) -> pa.Field:

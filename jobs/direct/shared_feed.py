@@ -3,7 +3,9 @@
 A micro-batch is committed in this order: tasks write files, the driver commits them table by table, each to its
 table's log together with (query id, micro-batch number), Spark records the micro-batch in its checkpoint. Killed after
 the first step, the files stay unused and the micro-batch is written again; killed later, the repeated micro-batch is
-refused by the logs that have it.
+refused by the logs that have it. A topic that cannot take part in the repeated one is read on after the rows that its
+table has. Another writer can replace a version of a log on a local disk (`quick_commit`), so
+each commit is confirmed: at the end of its micro-batch, a moment later, and before the table's next one.
 
 Topics join one by one, also while the query runs (`joins`). A topic that cannot be read, or whose table cannot be
 written, is set aside: it is named, and it joins again at the beginning of the micro-batch that failed. With gained
@@ -60,6 +62,8 @@ class FedTopic:
     layout: FileLayout | None = None
     """None while it is set aside, or not prepared yet."""
     log: TableLog | None = None
+    committed_from: Start | None = None
+    """The position at which its last commit began."""
     rows: int = 0
     micro_batches: int = 0
     restarts: int = 0
@@ -100,6 +104,10 @@ class SharedFeed(FeedRun):
         self._has_news = False
         """Topics have joined since the query was started."""
         self._has_uncounted = False
+        self._to_confirm: list[FedTopic] = []
+        """Those of the last micro-batch."""
+        self._may_be_repeated = True
+        """The next micro-batch: Spark repeats what had no end when the query ended, but tables may have it."""
         self._is_stopped = False
         self._joining = ThreadPoolExecutor(WORKERS, "ingest-joins")
         self._committing = ThreadPoolExecutor(WORKERS, "ingest-commits")
@@ -261,6 +269,7 @@ class SharedFeed(FeedRun):
     def _start_query(self) -> StreamingQuery:
         loading, self._loading = self._loading, None
         files = self._load() if loading is None else loading.result()
+        self._may_be_repeated = True
         writer = files.writeStream.foreachBatch(self._commit)
         return started(writer, self._ingest, NAME, self._ingest.shared_checkpoint)
 
@@ -270,6 +279,7 @@ class SharedFeed(FeedRun):
             return
         self._mend()
         with self._lock:
+            self._confirm_last()
             topics = list(self._topics.values())
         if (self._query is None or self.is_over) and self._has_news:
             self.start()
@@ -285,6 +295,8 @@ class SharedFeed(FeedRun):
     def stop(self) -> None:
         self._is_stopped = True
         super().stop()
+        with self._lock:
+            self._confirm_last()
         for pool in (self._joining, self._committing):
             pool.shutdown(wait=False)
 
@@ -308,7 +320,7 @@ class SharedFeed(FeedRun):
                 self._note_backlog(progress.sources[0].endOffset, progress.sources[0].latestOffset)
 
     def _note_backlog(self, *offsets_known: str | None) -> None:
-        """From the end of a micro-batch and the latest offset; a repeated micro-batch has none."""
+        """Note the backlog, from the end of a micro-batch and the latest offset; a repeated micro-batch has none."""
         ends, latests = (json.loads(each or "null") or {} for each in offsets_known)
         with self._lock:
             for name, topic in self._topics.items():
@@ -326,43 +338,83 @@ class SharedFeed(FeedRun):
             done = self._committing.map(
                 lambda name: self._commit_topic(name, by_topic[name], query, micro_batch), sorted(by_topic)
             )
-            if not all(list(done)):
-                self._is_plan_old = True
-                self._write_plan()
+            are_done = list(done)
+            self._confirm_last()
+            self._to_confirm = [self._topics[name] for name in by_topic if name in self._topics]
+            self._is_plan_old |= not all([*are_done, *map(self._confirm, self._to_confirm)])
+            self._write_plan()
             self._restarts_in_a_row = 0
             self._has_uncounted = True
+            self._may_be_repeated = False
 
     def _commit_topic(self, name: str, reports: Sequence[Any], query: str, micro_batch: int) -> bool:
         """Commit what the tasks wrote for a topic. False: the topic is set aside."""
         start = None if reports[0]["start"] is None else json.loads(reports[0]["start"])
         topic = self._topics.get(name)
         if topic is None:  # it was there when the micro-batch was planned, in an earlier run
-            self._leave(events_table(name, StructType()).name, reports[0]["join"], start)
+            table = events_table(name, StructType()).name
+            is_sure = not self._may_have(table, query, micro_batch)
+            self._leave(table, reports[0]["join"], start, is_sure=is_sure)
             return True
         if topic.join is None or topic.join.number != reports[0]["join"]:
             return True  # it has joined again since this was planned, and is read again
+        if not self._confirm(topic):
+            return False
         problem = next((report["error"] for report in reports if report["error"] is not None), None)
         files = [DataFile(**{field: row[field] for field in FILE_FIELDS}) for row in reports if row["name"] is not None]
-        is_sure = True
+        is_certain = True
         if problem is None:
-            problem, is_sure = self._append(topic, files, query, micro_batch)
+            problem, is_certain = self._append(topic, files, query, micro_batch)
         if problem is None:
+            topic.committed_from = start
             return True
+        is_sure = is_certain and not self._may_have(topic.table, query, micro_batch)
+        self._join_again(topic, start, problem, is_sure=is_sure)
+        return False
+
+    def _may_have(self, table: str, query: str, micro_batch: int) -> bool:
+        """True if the table may have got the micro-batch before the query was started."""
+        if not self._may_be_repeated:
+            return False
+        try:
+            return TableLog(self._tables.spark, f"{self._tables.folder}/{table}").has(query, micro_batch)
+        except Exception:  # as in `_append`
+            return True
+
+    def _confirm_last(self) -> None:
+        """Look once more at the commits of the last micro-batch."""
+        last, self._to_confirm = self._to_confirm, []
+        are_there = list(map(self._confirm, last))
+        self._is_plan_old |= not all(are_there)
+
+    def _confirm(self, topic: FedTopic) -> bool:
+        """Make sure of the topic's last commit. False: it is lost, and the topic is set aside."""
+        if topic.log is None:
+            return True
+        try:
+            topic.log.confirm()
+        except Exception as error:  # as in `_append`
+            self._join_again(topic, topic.committed_from, reason_of(error), is_sure=False)
+            return False
+        return True
+
+    def _join_again(self, topic: FedTopic, start: Start | None, problem: str, *, is_sure: bool) -> None:
+        """Set the topic aside: it is read from here on, when it is ready again."""
+        assert topic.join is not None
         topic.join = topic.join.again(start, is_sure=is_sure)
         self._joins.write(topic.table, topic.join)
         self._set_aside(topic, topic.error or problem)  # what it was set aside for before says more
-        return False
 
-    def _leave(self, table: str, number: int, start: Start | None) -> None:
+    def _leave(self, table: str, number: int, start: Start | None, *, is_sure: bool) -> None:
         """A topic of this query that does not take part now is read from here on, when it does."""
         known = self._known_join(table)
         if known is not None and known.number == number:
-            self._joins.write(table, known.again(start))
+            self._joins.write(table, known.again(start, is_sure=is_sure))
 
     def _append(
         self, topic: FedTopic, files: Sequence[DataFile], query: str, micro_batch: int
     ) -> tuple[str | None, bool]:
-        """Return the error, if any, and whether it is certain that nothing was committed in that case."""
+        """Return the error, if any, and whether it is certain that nothing is committed here in that case."""
         assert topic.log is not None and topic.layout is not None
         try:
             for file in files:

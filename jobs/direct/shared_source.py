@@ -244,7 +244,7 @@ class SharedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield {**about, **asdict(file)}
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: the checkpoint stores what was read."""
+        """Does nothing: the checkpoint stores what was read."""
 
     def stop(self) -> None:
         for lease in self._leases:

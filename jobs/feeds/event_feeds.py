@@ -85,7 +85,7 @@ class EventFeeds:
         return [*([self._shared] if self._shared.topics() else []), *self._apart.values()]
 
     def _topics_now(self) -> tuple[str, ...]:
-        """One that ends reads the topics that existed when it began."""
+        """An ingest that ends reads the topics that existed when it began."""
         if self._names is not None and not self._ingest.continuous:
             return self._names
         which = {"topicPattern": self._ingest.topic_pattern}
@@ -118,7 +118,7 @@ class EventFeeds:
         return None
 
     def _start(self, topic: str) -> StreamingQuery:
-        """A query for this topic alone. The shared one, if it has read it, does not do so any more."""
+        """A query for this topic alone. If the shared query has read the topic, it no longer does."""
         self._locks.take_table(events_table(topic, StructType()).name)
         self._shared.forget(topic)
         options = self._options(topic, self._starting(topic))

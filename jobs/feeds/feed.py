@@ -30,8 +30,10 @@ TEMPORARY = (
     "[M4CAST_TABLE_CHANGED]",
     "Python worker failed to connect back",
     "Python worker exited unexpectedly",
+    "java.io.IOException: Stream closed",
 )
-"""Parts of errors that a restart fixes."""
+"""Parts of errors that a restart fixes. A task whose Python worker was killed reports either of the last two."""
+LOST_PLANNER = re.compile(r"java\.(io\.EOFException|net\.SocketException)[\s\S]*\bPythonStreamingSourceRunner\b")
 RESTARTS_MAX = 10
 """Consecutive restarts without a successful micro-batch: beyond it, no node reports the new columns, or Python does not
 start at all."""
@@ -48,7 +50,7 @@ OBSERVED_ROWS = "m4cast_rows"
 
 
 class FeedFailedError(M4castError):
-    """Feeds failed: which, and why."""
+    """Feeds failed: the text names them and the reasons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class FeedRun:
             self.look()
 
     def look(self) -> None:
-        """Count its new micro-batches and check whether it has ended."""
+        """Count the query's new micro-batches and check whether it has ended."""
         if self._query is None:
             return
         has_ended = not self._query.isActive
@@ -209,14 +211,18 @@ def reason_of(error: Exception) -> str:
     """The relevant line of a Spark error. An error of the connector is among the causes, in a traceback."""
     cause: Any = error
     while cause is not None:
-        ours = re.search(r"\[M4CAST_[A-Z_]+\][^\n]*", f"{cause}\n{getattr(cause, '_stackTrace', '')}")
+        text = f"{cause}\n{getattr(cause, '_stackTrace', '')}"
+        ours = re.search(r"\[M4CAST_[A-Z_]+\][^\n]*", text)
         if ours is not None:
             return ours[0]
+        if LOST_PLANNER.search(text):  # Spark has no message for it
+            return "Python worker exited unexpectedly: the one that plans micro-batches"
         cause = getattr(cause, "_cause", None)
     java = getattr(error, "java_exception", None)
     lines = [line.strip() for line in str(error if java is None else java).splitlines() if line.strip()]
-    if lines and "raised by the Python Proxy" in lines[0]:  # an error of ours in foreachBatch: its traceback follows
-        lines = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)] or lines
+    if lines and "raised by the Python Proxy" in lines[0]:  # an error in foreachBatch: its traceback follows
+        raised = [line.removeprefix(": ") for line in lines if re.match(r"(: )?[\w.]+(Error|Exception)\b", line)]
+        lines = [line for line in raised if not line.startswith("py4j.")] or raised or lines  # the JVM's says more
     return lines[0] if lines else type(error).__name__
 
 

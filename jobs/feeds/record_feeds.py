@@ -1,4 +1,4 @@
-"""Feeds of what audits need besides rows: the delivery records of all nodes, the roster, and who wanted what.
+"""Feeds of the data that audits need besides rows: the delivery records of all nodes, the roster, and interest records.
 
 Delivery records are a log, and a streaming query reads them. Roster and interest records change: they are read from the
 nodes and compared with what the tables have in this process, beside the queries (`RecordMerges`), so that Spark is used
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 OF_ALL_FEEDS = ("failondataloss",)
 """Options for rows that apply to delivery records as well."""
 FIRST_MERGE_S, MERGE_EVERY_S = 30.0, 10.0
-"""The delay before a continuous ingest first merges roster and interest, and the interval after that. The first rows
-have precedence. Lower: more small commits. Both also list what came and went."""
+"""The delay before a continuous ingest first merges roster and interest, so that the first rows take precedence, and
+the interval after that. Lower: more small commits. Changes between two merges are not lost: both lists include past
+ones."""
 UNCHANGED_S = 60.0
 """The interval at which a roster is written if only its times have changed."""
 TIMES = ("last_heard_at", "read_at")
@@ -49,7 +50,7 @@ CONFLICT = "DELTA_CONCURRENT"
 def deliveries_feed(
     spark: SparkSession, ingest: "Ingest", engines: dict[str, EngineChoice], locks: TableLocks
 ) -> FeedRun:
-    """Its engine is noted in `engines` when it starts."""
+    """The feed of delivery records. Its engine is noted in `engines` when it starts."""
     return FeedRun(TableFeed(DELIVERIES.name, partial(_start_deliveries, spark, ingest, engines, locks)))
 
 
@@ -156,10 +157,10 @@ class _RecordMerge(ABC):
 
     @abstractmethod
     def _forget(self) -> None:
-        """Somebody else has changed the table: look at it again."""
+        """Called when another writer has changed the table: read it again."""
 
     def _version_now(self) -> int | None:
-        """Delta's number of the table's version, as far as it can be told without Spark; 0: it was only created."""
+        """Delta's version of the table, as far as it can be known without Spark; 0: the table was only created."""
         if not TableLog.is_available(self._tables.spark):
             return None
         return TableLog(self._tables.spark, self.table.path(self._tables.folder)).version()
@@ -169,7 +170,7 @@ class _RecordMerge(ABC):
 
 
 class RosterMerge(_RecordMerge):
-    """A small table, which is replaced as a whole. What it has is remembered as long as nobody else has changed it."""
+    """A small table, which is replaced as a whole. Its content is remembered until another writer changes the table."""
 
     table = ROSTER
     kind = changing_records.ROSTER
@@ -178,7 +179,7 @@ class RosterMerge(_RecordMerge):
         super().__init__(spark, ingest)
         self._known: dict[tuple[object, ...], Record] = {}
         self._version: int | None = None
-        """Delta's, of which `_known` is the content."""
+        """Delta's version whose content is `_known`."""
         self._written_at = -UNCHANGED_S
 
     def _forget(self) -> None:

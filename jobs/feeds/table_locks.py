@@ -1,7 +1,7 @@
 """Locks that let only one ingest fill a table at a time, whatever its engine and its choice of topics.
 
 Two ingests of one topic would each begin after the rows that its table has, and commit the rows that follow twice: the
-numbers of their micro-batches say nothing about each other. So an ingest locks a table before it looks at it, until it
+numbers of their micro-batches are unrelated. So an ingest locks a table before it looks at it, until it
 ends. The system releases the locks of a process that is killed.
 
 All locks are bytes of one file among the checkpoints, chosen by a hash of what is locked, so that thousands of tables
@@ -28,11 +28,11 @@ HASH_BYTES = 7
 
 
 class TableInUseError(M4castError):
-    """Another ingest fills it: the text says what, and what to do."""
+    """Another ingest fills the table: the text names the table and the fix."""
 
 
 class TableLocks:
-    """Those of one ingest. On storage that is not mounted there are none."""
+    """The locks of one ingest. On storage that is not mounted, nothing is locked."""
 
     def __init__(self, spark: SparkSession, tables: str, checkpoints: str) -> None:
         self._tables = tables
@@ -43,7 +43,7 @@ class TableLocks:
             self._fd = os.open(Path(place) / FILE, os.O_RDWR | os.O_CREAT, 0o666)
 
     def take_table(self, name: str) -> None:
-        """Can be repeated. Raises `TableInUseError` if another ingest has it."""
+        """Take a lock; this can be repeated. Raises `TableInUseError` if another ingest has it."""
         if not self._taken(name):
             raise TableInUseError(
                 f"[M4CAST_TABLE_IN_USE] another ingest is filling {name} in {self._tables}: stop it or wait for its "

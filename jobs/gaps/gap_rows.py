@@ -19,6 +19,9 @@ from m4cast.schemas.tables.ordering_gaps import ALL_TOPICS, EVERYBODY, ORDERING_
 LINE = ("line", "node_id", "origin", "topic")
 STREAM = ("line", "origin", "topic")
 BARE = {"first": "bigint", "last": "bigint"}
+SKIPS = {**BARE, "reason": "string"}
+SELECTIVE = "selective"
+"""The spread of a batch, and the reason for which its number is skipped on the line of its origin."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,23 @@ class Expected:
     """Ranges that count only if the receiver has records of the stream; if it has none, they may have been deleted."""
 
 
+@dataclass(frozen=True)
+class Torn:
+    """Lines of which not everything is received here. For an origin in another channel (H45), these are the line of its
+    batches, some of which belong to topics that are not received here, and the lines of its selective streams, since
+    rows that no node of this channel wants are at none of its nodes."""
+
+    own: Sequence[str] | None = None
+    """The nodes of this channel; None if all origins belong to it."""
+    selective_topics: Sequence[str] = ()
+
+    def is_foreign(self) -> Column:
+        return F.lit(False) if self.own is None else ~F.col("origin").isin(list(self.own))
+
+    def is_partial(self) -> Column:
+        return self.is_foreign() & (F.col("line") == "stream") & F.col("topic").isin(list(self.selective_topics))
+
+
 def advance(
     deliveries: DataFrame,
     present: DataFrame | None,
@@ -45,29 +65,34 @@ def advance(
     within: Sequence[str] = (),
     expected: Expected | None = None,
     cut: DataFrame | None = None,
+    torn: Torn | None = None,
 ) -> GapRows:
     """The rows after more delivery records, all of them later than those in `present` (None: from the beginning).
 
     `within` names the columns that distinguish channels, if a table holds several. `cut` lists the nodes of which
     records were deleted.
     """
+    torn = torn or Torn()
     empty = _no_rows(deliveries, within)
     rows = empty if present is None else present.select(*empty.columns)
+    rows = rows.where((F.col("line") == "stream") | ~torn.is_foreign())
     is_stream, is_everybody = F.col("line") == "stream", F.col("node_id") == EVERYBODY
-    origins = _origin_lines(deliveries, rows.where(~is_stream & ~is_everybody), within)
+    whole = deliveries.where(~torn.is_foreign())
+    origins = _origin_lines(whole, rows.where(~is_stream & ~is_everybody), within)
     streams = _stream_lines(deliveries, rows.where(is_stream & ~is_everybody), within)
     receivers = streams.unionByName(origins, allowMissingColumns=True).localCheckpoint()  # one row per line
     everybody = _everybody(receivers, rows.where(is_everybody), receipted, within)
     if cut is not None and present is None:
         everybody = _without_deleted(everybody, receivers, cut, within)
     everybody = everybody.localCheckpoint()
-    ends = everybody.select(*within, *STREAM, "end")
+    passed = F.when(~is_stream, F.col("skipped")).alias("passed")
+    ends = everybody.select(*within, *STREAM, "end", passed)
     if expected is not None:  # read in many places, and expensive to compute
         receivers = _with_expected(receivers, expected, within).localCheckpoint()
     else:
         receivers = receivers.withColumn("expected", F.lit(None).cast(array_of(BARE)))
     ended = receivers.join(F.broadcast(ends), on=[*within, *STREAM], how="left")
-    parts = [*_rows_of_receivers(ended, [*within, *LINE]), *_rows_of_everybody(everybody, [*within, *LINE])]
+    parts = [*_rows_of_receivers(ended, [*within, *LINE]), *_rows_of_everybody(everybody, [*within, *LINE], torn)]
     repaired = receivers.select(*within, *LINE, F.inline("repaired")).withColumn("state", F.lit("REPAIRED"))
     return GapRows(_as_table(empty, *parts), _as_table(empty, repaired))
 
@@ -91,7 +116,12 @@ def _stream_lines(deliveries: DataFrame, rows: DataFrame, within: Sequence[str])
 
 
 def _origin_lines(deliveries: DataFrame, rows: DataFrame, within: Sequence[str]) -> DataFrame:
-    """Batches overtake each other on these lines, as topics do: it counts what is held, not when it arrived."""
+    """The lines of origins' batch numbers. Batches of different topics overtake each other, so these lines show which
+    batches are held, not in which order they arrived.
+
+    A line of an origin covers its broadcast topics. Receivers need not get selective batches: the numbers of these are
+    skipped on the lines of receivers that got them, and are not holes on the lines of others.
+    """
     keys = [*within, *LINE]
     number = F.col("origin_batch")
     records = deliveries.where(F.col("kind") == "batch").select(
@@ -107,11 +137,12 @@ def _origin_lines(deliveries: DataFrame, rows: DataFrame, within: Sequence[str])
         F.col("delivered_at").alias("first_delivered_at"),
         F.col("delivered_at").alias("last_delivered_at"),
         F.col("delivery").alias("last_delivery"),
+        F.when(F.col("spread") == SELECTIVE, F.lit(SELECTIVE)).alias("reason"),
     )
-    held = rows.where(F.col("state") == "HELD").withColumn("numbers", length() + F.col("duplicates"))
+    before = rows.where(F.col("state").isin("HELD", "SKIPPED")).withColumn("numbers", length() + F.col("duplicates"))
     union = islands(
-        records.unionByName(held.select(*records.columns)),
-        keys,
+        records.unionByName(before.select(*records.columns)),
+        [*keys, "reason"],
         F.sum("records").alias("records"),
         F.sum("numbers").alias("numbers"),
         F.lit(0).cast("long").alias("reorder_depth"),
@@ -119,8 +150,14 @@ def _origin_lines(deliveries: DataFrame, rows: DataFrame, within: Sequence[str])
         F.max("last_delivered_at").alias("last_delivered_at"),
         F.max("last_delivery").alias("last_delivery"),
     )
-    fields = [name for name in union.columns if name not in keys]
-    return union.groupBy(*keys).agg(F.collect_list(F.struct(*fields)).cast(array_of(HELD)).alias("held"))
+
+    def part(is_of_part: Column, fields: dict[str, str]) -> Column:
+        return F.collect_list(F.when(is_of_part, F.struct(*fields))).cast(array_of(fields))
+
+    return union.groupBy(*keys).agg(
+        part(F.col("reason").isNull(), HELD).alias("held"),
+        part(F.col("reason").isNotNull(), SKIPPED).alias("skipped"),
+    )
 
 
 def _everybody(receivers: DataFrame, rows: DataFrame, receipted: DataFrame | None, within: Sequence[str]) -> DataFrame:
@@ -148,7 +185,7 @@ def _everybody(receivers: DataFrame, rows: DataFrame, receipted: DataFrame | Non
             ends.unionByName(receipts.select(*ends.columns)).groupBy(*stream).agg(F.max("known_end").alias("known_end"))
         )
     both = of_held.join(of_skips, on=stream, how="full_outer").join(ends, on=stream, how="full_outer")
-    nothing = no_ranges({"first": "bigint", "last": "bigint", "reason": "string"})
+    nothing = no_ranges(SKIPS)
     skip = "array(struct(skip.first AS first, skip.last AS last, skip.reason AS reason))"
     # If the same numbers have several reasons, the alphabetically first is kept.
     taken = f"concat(taken, {outside_all(skip, spans('taken'), 'reason')})"
@@ -203,10 +240,12 @@ def _rows_of_receivers(lines: DataFrame, keys: list[str]) -> list[DataFrame]:
     counted = F.when(F.col("expected_ranges").isNotNull(), rows_within("expected_ranges"))
     pieces = of_lines.select(*keys, "expected_ranges", F.inline("skipped"))
     measures = F.max("last_delivery").alias("last_delivery"), F.first("expected_ranges").alias("expected_ranges")
-    skipped = islands(pieces, [*keys, "reason"], *measures).withColumn("expected", counted)
+    of_streams_alone = F.when(F.col("line") == "stream", counted)
+    skipped = islands(pieces, [*keys, "reason"], *measures).withColumn("expected", of_streams_alone)
     torn = lines.select(*keys, F.inline("gaps"))
     is_origin = F.col("line") == "origin"
-    of_origins = lines.where(is_origin).select(*keys, F.inline(F.expr(between("held", "end"))))
+    holes = outside_all(between(_recorded(), "end"), f"coalesce(passed, {no_ranges(SKIPS)})")
+    of_origins = lines.where(is_origin).select(*keys, F.inline(F.expr(holes)))
     of_origins = of_origins.join(_reached(lines, keys), on=keys).withColumn("is_tail", F.col("first") > F.col("high"))
     tails = _reached(lines.where(~is_origin), keys).where(F.col("high") < F.col("end"))
     tails = tails.select(
@@ -242,7 +281,7 @@ def _reached(lines: DataFrame, keys: list[str]) -> DataFrame:
 
 
 def _recorded() -> str:
-    """All ranges that a line has records of. A line of an origin has no skips, one that is only expected has none."""
+    """All ranges that a line has records of; one that is only expected has none."""
     return f"concat({', '.join(f'coalesce({spans(part)}, {no_ranges(BARE)})' for part in ('held', 'skipped'))})"
 
 
@@ -254,12 +293,12 @@ def _lowest(ranges: str) -> str:
     return f"array_min(transform({ranges}, each -> each.first))"
 
 
-def _rows_of_everybody(lines: DataFrame, keys: list[str]) -> list[DataFrame]:
+def _rows_of_everybody(lines: DataFrame, keys: list[str], torn: Torn) -> list[DataFrame]:
     recorded = spans("held", "skipped")
     # If only receipts know of a stream, everything is missing.
     all_of_it = "array(struct(CAST(1 AS bigint) AS first, end AS last))"
     holes = F.expr(f"if(size({recorded}) = 0, {all_of_it}, {between(recorded, 'end')})")
-    missing = lines.select(*keys, "high", F.inline(holes))
+    missing = lines.where(~torn.is_partial()).select(*keys, "high", F.inline(holes))
     is_tail = F.coalesce(F.col("first") > F.col("high"), F.lit(True))
     return [
         lines.select(*keys, F.inline("held")).withColumn("state", F.lit("HELD")),

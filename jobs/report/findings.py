@@ -37,15 +37,15 @@ class Findings:
     windows: list[Row]
     """Per window: the highest latencies of any stream and receiver."""
     topics: list[Row]
-    """Per topic: rows published, each once; and what its receivers were to get, got, and lack."""
+    """Per topic: rows published, each counted once, and the rows that its receivers should have, have, and lack."""
     bad_windows: list[Row]
-    """Windows with rows that are missing or of which nobody knows, latest first."""
+    """Windows with rows that are missing or whose delivery is unknown, latest first."""
     statuses: dict[str, int]
     gaps: list[Row]
     """Repaired ranges, and ranges of expected rows that are missing or not read."""
     roster: list[Row]
     interest: list[Row] = field(default_factory=list)
-    """Registrations: those that last first, then those that ended last."""
+    """Registrations: first those that are still in force, then the others, latest end first."""
 
 
 def find(tables: TableFolder) -> Findings:
@@ -87,7 +87,7 @@ def find(tables: TableFolder) -> Findings:
 
 
 def _topics(recent: Any) -> list[Row]:
-    """A window of a stream has a line for each receiver, which all state what was published: it counts once."""
+    """A window of a stream has a line for each receiver. All of them state what was published, which counts once."""
     stream = ("window_start", "origin", "topic")
     published = recent.groupBy(*stream).agg(F.max("published").alias("published")).groupBy("topic")
     received = recent.groupBy("topic").agg(*(F.sum(name).alias(name) for name in COUNTS if name != "published"))

@@ -52,14 +52,14 @@ def page(found: Findings, now: datetime) -> str:
         return "all nodes" if node_id == EVERYBODY else str(names.get(node_id, node_id[:8]))
 
     sections = [
-        ("Topics", _topics(found)),
+        ("Topics and their volume, in rows", _topics(found)),
         ("Bad windows, and what to do", _bad_windows(found, name)),
         ("Completeness: percentage of expected rows, from origin (rows) to receiver (columns)", _heat(found, name)),
         ("Highest latency of any stream and receiver, by time of publication", _latency(found)),
         ("Gaps by receiver: missing (red), repaired (blue), not read (grey)", _gaps(found, name, now)),
         ("Ranges that are missing or not read", _missing(found, name)),
         ("Who wanted what", _wanted(found)),
-        ("Nodes that have left", _left(found)),
+        ("Nodes that have left or restarted", _left(found)),
         ("Graph of the nodes, as last reported by each", _graph(found)),
     ]
     body = "\n".join(f"<section><h2>{escape(title)}</h2>\n{content}\n</section>" for title, content in sections)
@@ -156,7 +156,7 @@ def _bad_windows(found: Findings, name: Name) -> str:
 def _left(found: Findings) -> str:
     gone = sorted((row for row in found.roster if row["to_at"] is not None), key=lambda row: row["to_at"], reverse=True)
     if not gone:
-        return '<p class="none">Nobody has left.</p>'
+        return '<p class="none">No node has left or restarted.</p>'
     rows = [(row["name"], row["incarnation"], f"{row['to_at']:%Y-%m-%d %H:%M:%S}", row["reason"]) for row in gone]
     return _table(("node", "incarnation", "until, UTC", "why"), rows)
 

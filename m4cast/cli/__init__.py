@@ -4,8 +4,8 @@ A subcommand is imported only when it is used, so `m4cast --help` is fast and a 
 packages of a node or of the simulator. To add one, write a click command in a module of the room it belongs to,
 and name it in `SUBCOMMANDS`.
 
-Exit codes: 0 done; 1 the command ran and what it checked is not as it should be; 2 an error, which stderr explains in
-one line; 130 interrupted by Ctrl-C; 141 the reader of the output has gone (`m4cast topics | head -1`).
+Exit codes: 0 success; 1 the command ran, but a check failed or part of the work could not be done; 2 an error, which
+stderr explains in one line; 130 interrupted by Ctrl-C; 141 the reader of the output has gone (`m4cast topics | head`).
 """
 
 import importlib
@@ -31,30 +31,30 @@ SUBCOMMANDS = {
     "audit": Subcommand("m4cast.jobs.delivery_audit:main", "Audit the Delta tables: published against delivered."),
     "bridge": Subcommand("m4cast.cli.rows.bridge:bridge", "Carry Kafka topics into channel topics and back."),
     "certs": Subcommand("m4cast.cli.nodes.certs:certs", "Make and show the certificates of a cluster."),
-    "client": Subcommand("m4cast.cli.topics.client_mail:client", "Use clients: keys with profiles and a position."),
+    "client": Subcommand("m4cast.cli.topics.client_mail:client", "Use clients, which have a key and a position."),
     "cluster": Subcommand(
         "m4cast.cli.trials.cluster:cluster", "Run a local cluster of real nodes for trying things out."
     ),
     "demo": Subcommand("m4cast.cli.trials.demo:demo", "Watch a channel of real nodes survive crashes."),
     "doctor": Subcommand("m4cast.cli.trials.doctor:doctor", "Check whether this machine has what m4cast needs."),
     "drain": Subcommand("m4cast.cli.nodes.departure:drain", "Retire a node once other nodes have all its rows."),
-    "explain": Subcommand("m4cast.cli.topics.filters:explain", "Show what a filter means, passes and costs."),
+    "explain": Subcommand("m4cast.cli.topics.filters:explain", "Show what a filter means and costs, and what passes."),
     "federation": Subcommand(
         "m4cast.cli.trials.federation:federation", "Run local channels joined by gateways for trying things out."
     ),
-    "gaps": Subcommand("m4cast.jobs.ordering_gaps:main", "Find ranges that are held, missing, late or duplicated."),
+    "gaps": Subcommand("m4cast.jobs.ordering_gaps:main", "Find ranges that are missing, late or duplicated."),
     "ingest": Subcommand("m4cast.jobs.ingest:ingest", "Ingest a channel into Delta tables, each row exactly once."),
     "maintain": Subcommand("m4cast.jobs.maintain:maintain", "Keep the Delta tables fast and small."),
-    "node": Subcommand("m4cast.cli.nodes.node:node", "Run a node of a channel until it is told to leave."),
+    "node": Subcommand("m4cast.cli.nodes.node:node", "Run a node of a channel until it is asked to leave."),
     "notified": Subcommand("m4cast.jobs.audit.notified:main", "Show which clients would have been notified of rows."),
     "publish": Subcommand("m4cast.cli.rows.rows:publish", "Publish rows from a file or from standard input."),
     "publishers": Subcommand("m4cast.cli.topics.publishers:publishers", "List or remove the publisher keys of nodes."),
-    "query": Subcommand("m4cast.cli.topics.asking:query", "Print rows that match, of one node or of the channel."),
+    "query": Subcommand("m4cast.cli.topics.asking:query", "Print the rows of a topic that match a filter."),
     "repair": Subcommand("m4cast.jobs.repair:main", "Put lost rows back into a node's store from the Delta tables."),
-    "route": Subcommand("m4cast.cli.nodes.status:route", "Show the way from one node to another."),
+    "route": Subcommand("m4cast.cli.nodes.status:route", "Show the path from one node to another."),
     "shutdown": Subcommand("m4cast.cli.nodes.departure:shutdown", "Stop a node gracefully, or a whole channel."),
     "sim": Subcommand("m4cast.cli.trials.sim:sim", "Simulate a channel: real protocol code, virtual nodes and time."),
-    "snapshot": Subcommand("m4cast.jobs.snapshot:main", "Write the rows that a topic has now to Parquet files."),
+    "snapshot": Subcommand("m4cast.jobs.snapshot:main", "Write the current rows of a topic to Parquet files."),
     "status": Subcommand("m4cast.cli.nodes.status:status", "Show a node's state, neighbours and roster."),
     "store": Subcommand("m4cast.cli.nodes.store:store", "Inspect a node's store."),
     "subscribe": Subcommand("m4cast.cli.topics.filters:subscribe", "Register rows of a topic as wanted at nodes."),
@@ -64,9 +64,9 @@ SUBCOMMANDS = {
     "topic": Subcommand("m4cast.cli.topics.topic:topic", "Describe a topic, change its settings, or delete its rows."),
     "topics": Subcommand("m4cast.cli.nodes.status:topics", "List the topics that a node knows."),
     "topology": Subcommand("m4cast.cli.nodes.status:topology", "Show or draw the graph of the channel."),
-    "trace": Subcommand("m4cast.cli.nodes.units:trace", "Show the way that a row took between channels."),
+    "trace": Subcommand("m4cast.cli.nodes.units:trace", "Show the route that a row took between channels."),
     "units": Subcommand("m4cast.cli.nodes.units:units", "Show the federation as a gatekeeper knows it."),
-    "unsubscribe": Subcommand("m4cast.cli.topics.filters:unsubscribe", "Give up what `subscribe` registered."),
+    "unsubscribe": Subcommand("m4cast.cli.topics.filters:unsubscribe", "Remove what `subscribe` registered."),
 }
 
 
@@ -92,7 +92,7 @@ CLIENTS = frozenset(
         "unsubscribe",
     }
 )
-"""Commands that report connection errors themselves and therefore silence gRPC. A node logs what gRPC reports."""
+"""Commands that report connection errors themselves and therefore silence gRPC. (A node logs what gRPC reports.)"""
 
 
 class LazyGroup(click.Group):

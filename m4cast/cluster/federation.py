@@ -23,10 +23,10 @@ them. The first nodes of a channel are its gatekeepers, NAME.1, NAME.2, ...
     level = 1
     wave = 1
 
-The units come about as elsewhere: each gateway is asked for at its `to`, by the unit of its level at `from` if that is
-alone, else by the gatekeeper for one more link. A unit must be added to another before further units are added to it,
-or it to a higher one. A gatekeeper sees to this for its own gateways; elsewhere `wave` says so: a gatekeeper starts
-when the gateways of the waves before its own are up.
+The units form as in any federation: each gateway is requested at its `to`, by the unit of its level at `from` if that
+unit is alone, else by the gatekeeper for one more link. A unit must be added to another before further units are added
+to it, and before it is added to a higher one. A gatekeeper ensures this order for its own gateways. For others, `wave`
+does: a gatekeeper starts when the gateways of the waves before its own are up.
 """
 
 import json
@@ -126,7 +126,7 @@ def _spec(content: dict[str, Any]) -> FederationSpec:
         raise ValueError(f"1 to {CHANNELS_MAX} [[channel]] tables with different names are needed, not {names}")
     strangers = sorted(used.keys() - set(names))
     if strangers:
-        raise ValueError(f"[[gateway]] names {strangers}, which no [[channel]] is called")
+        raise ValueError(f"[[gateway]] names {strangers}, but no such [[channel]]: correct the name, or add one")
     return FederationSpec(top, tuple(channels), tuple(gateways), bool(content.get("federation", {}).get("tls", False)))
 
 
@@ -149,7 +149,7 @@ class LocalFederation:
         self.calls = calls
         """Gatekeeper NAME.NUMBER -> the addresses that it links to."""
         self.waves = waves
-        """The same -> the wave in which it starts; the first, if it is not here."""
+        """Gatekeeper NAME.NUMBER -> the wave in which it starts; those that are not listed start in the first."""
         self.clusters = {name: LocalCluster.open(folder / name) for name in gates}
 
     @classmethod

@@ -62,8 +62,7 @@ CLUSTER_DIR_VARIABLE = "M4CAST_CLUSTER_DIR"
 LOCK_FILE = "cluster.lock"
 UP_TIMEOUT_S = 60.0
 DOWN_TIMEOUT_S = 20.0
-"""A node that leaves hands over its rows for at most 5 s, closes its links in at most 10 s and its door in at most
-2 s."""
+"""A leaving node hands over its rows for at most 5 s, and closes its links within 10 s and its door within 2 s."""
 KILL_TIMEOUT_S = 10.0
 POLL_S = 0.05
 LOG_TAIL_LINES = 12
@@ -218,7 +217,9 @@ class LocalCluster:
         with self._locked():
             running = self.running()
             if len(running) == len(self.plan.nodes):
-                raise M4castError(f"{self.folder}: this cluster is already up")
+                raise M4castError(
+                    f"{self.folder}: this cluster is already up: m4cast cluster status shows its addresses"
+                )
             if running:
                 down = [name for name in self.names() if name not in running]
                 found = f"running: {', '.join(running)}; down: {', '.join(down)}"
@@ -248,14 +249,19 @@ class LocalCluster:
             for name in names:
                 process = self.process(name)
                 if process is not None:
-                    raise M4castError(f"{name} is already running, as process {process.pid}")
+                    raise M4castError(
+                        f"{name} is already running, as process {process.pid}: m4cast cluster kill {name} stops it"
+                    )
             self._start(list(names), on_progress)
 
     def add(self, on_progress: OnProgress | None = None) -> str:
         """Add a node and start it; returns its name."""
         with self._locked():
             if len(self.plan.nodes) >= NODES_MAX:
-                raise M4castError(f"{self.folder}: has {NODES_MAX} nodes, the most that a local cluster can have")
+                raise M4castError(
+                    f"{self.folder}: has {NODES_MAX} nodes, the most that a local cluster can have: use those, or make "
+                    "another cluster (--dir)"
+                )
             name = f"n{1 + max(int(name[1:]) for name in self.names())}"
             if self.plan.tls:
                 make_certificates(self.folder, [name], with_ca=False)
@@ -315,7 +321,7 @@ class LocalCluster:
         with self._locked():
             for name in names:
                 if self.process(name) is None:
-                    raise M4castError(f"{name} is not running")
+                    raise M4castError(f"{name} is not running: m4cast cluster status lists the nodes that are")
             self._stop(names, 0)
 
     def pause(self, name: str) -> None:

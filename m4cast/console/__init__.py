@@ -1,4 +1,4 @@
-"""The console: what commands share with whoever runs them, including the jobs.
+"""The console: the parts of the user interface that all commands share, including the jobs.
 
 `options` declares the options that several commands have, `access` those that name nodes and credentials, `errors`
 prints errors with hints and has the exit codes, `screen` prints tables, `quantities` formats sizes and ages,

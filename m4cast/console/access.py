@@ -89,7 +89,7 @@ def channel_options(about_nodes: str, *, is_interruptible: bool = False) -> Deco
     """Adds the options; the command gets `channel`, a client of the nodes.
 
     `is_interruptible`: the command runs on a thread of its own, so that Ctrl-C ends it even while a node does not
-    answer. Commands that wait in other places see to that themselves."""
+    answer. Commands that wait in other places handle Ctrl-C themselves."""
 
     def add(command: Command) -> Command:
         @functools.wraps(command)

@@ -1,4 +1,4 @@
-"""Errors of commands and their ends: one line on stderr, a hint where there is one, and an exit code.
+"""Errors of commands, and how commands end: one line on stderr, a hint where there is one, and an exit code.
 
 An `M4castError` is for the user: it is printed as one line, and the command exits with 2. Any other exception is a bug
 and keeps its traceback.
@@ -15,12 +15,12 @@ import click
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
 
 EXIT_CODE_FAILED = 1
-"""The command ran, and what it checked is not as it should be."""
+"""The command ran, but a check failed or part of the work could not be done."""
 EXIT_CODE_ERROR = 2
 EXIT_CODE_INTERRUPTED = 130
-"""As in shells: 128 plus the number of SIGINT."""
+"""The code that shells use: 128 plus the number of SIGINT."""
 EXIT_CODE_BROKEN_PIPE = 141
-"""As in shells: 128 plus the number of SIGPIPE."""
+"""The code that shells use: 128 plus the number of SIGPIPE."""
 WORDS = {
     "ca": "--ca",
     "give_ca": "--ca (M4CAST_CA)",
@@ -52,7 +52,7 @@ def errors_reported() -> Iterator[None]:
 
 
 def warn(message: str) -> None:
-    """Print a line on stderr, marked as ours."""
+    """Print a line on stderr, marked as m4cast's."""
     click.echo(f"m4cast: {message}", err=True)
 
 

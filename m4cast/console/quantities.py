@@ -26,7 +26,8 @@ def count_of(count: int, noun: str) -> str:
 
 
 def _shown(count: int, units: tuple[tuple[float, str], ...]) -> str:
-    """In the largest unit of which there is at least one, after rounding to a tenth of the next smaller unit."""
+    """The count in the largest unit of which there is at least one, after rounding to a tenth of the next smaller
+    unit."""
     for (unit, name), (smaller, _) in zip(units, (*units[1:], units[-1]), strict=True):
         if round(abs(count) / smaller, 1) * smaller >= unit or unit == 1:
             return f"{round(count / unit, 1):.15g} {name}"

@@ -25,13 +25,13 @@ class RoamingShop:
         self._places: list[tuple[str, int]] = []
 
     def leave(self) -> int:
-        """Take what is there, and disconnect. Returns how many rows it has."""
+        """Receive the rows that are available, and disconnect. Returns how many rows the client has."""
         self._take()
         self._client.disconnect()
         return len(self._places)
 
     def come_back(self, at: str) -> int:
-        """Connect elsewhere. Returns how many rows it had missed."""
+        """Connect elsewhere. Returns how many rows the client had missed."""
         before = len(self._places)
         self._client.connect(at=self._cluster.node(at).door)
         self._take()
@@ -39,7 +39,7 @@ class RoamingShop:
         return len(self._places) - before
 
     def has_each_once(self) -> bool:
-        """True if it got what the node has of the range that it has passed, each row once."""
+        """True if the client got every row that the node has of the range up to the client's position, each once."""
         state = self._client.memory.state
         channel = self._client.channel
         begin = {self._topic: state.profiles[0].begin}
@@ -48,7 +48,7 @@ class RoamingShop:
         return sorted(self._places) == sorted(places)
 
     def _take(self) -> None:
-        """Take what is there now: more is published meanwhile."""
+        """Receive the rows that are available now; more are published meanwhile."""
         assert self._client.node is not None
         there = self._client.channel.at(self._client.node).frontier(self._topic).get(self._topic, {})
         for rows in self._client.notifications(idle_s=IDLE_S):

@@ -102,7 +102,7 @@ def _fail_on_data_loss() -> bool:
 
 
 def _start() -> Literal["earliest", "latest"]:
-    about = "Where to begin with a topic of which nothing was carried yet."
+    about = "Where to begin with a topic that has not been carried before."
     return setting("earliest", about, allowed=one_of("earliest", "latest"), cost="nothing", source="guess")
 
 
@@ -149,7 +149,7 @@ class KafkaInSettings:
     )
     batch_bytes: int = setting(
         MIB,
-        "Bytes of one partition that are published in one commit, approximately.",
+        "Approximate number of bytes of one partition that are published in one commit.",
         allowed=whole(KIB, 16 * MIB),
         cost="memory, four batches for each lagging partition; latency under load",
         source="guess",
@@ -185,7 +185,7 @@ class KafkaInSettings:
 class KafkaOutSettings:
     """Channel topics into Kafka topics."""
 
-    name: str = _name("Name of the bridge: of its reader at the nodes, and of its transactions in Kafka.")
+    name: str = _name("Name of the bridge, and of its reader at the nodes and its transactions in Kafka.")
     brokers: tuple[str, ...] = _brokers()
     topics: tuple[str, ...] = setting(
         (),
@@ -216,7 +216,7 @@ class KafkaOutSettings:
     )
     transaction_rows: int = setting(
         20_000,
-        "Rows of one Kafka transaction.",
+        "Largest number of rows in one Kafka transaction.",
         allowed=whole(1, 1_000_000),
         cost="consumers of committed records see them later; lowering it commits more often",
         source="guess",
@@ -265,7 +265,7 @@ KAFKA_TABLE = "kafka"
 def load_settings(
     direction: Direction, path: Path | None, flags: Mapping[str, Any], kafka_flags: Mapping[str, Any]
 ) -> tuple[KafkaInSettings | KafkaOutSettings, dict[str, Any]]:
-    """The settings from a file and from flags, which override the file; and those for kafka-python."""
+    """The settings from a file and from flags, which override the file; and the settings for kafka-python."""
     values: dict[str, Any] = {}
     kafka: dict[str, Any] = {}
     if path is not None:

@@ -2,7 +2,7 @@
 
     from m4cast.overlay.client import Channel
 
-    channel = Channel(["127.0.0.1:7401"])
+    channel = Channel(["127.0.0.1:7500"])
     channel.publish("orders", [{"id": 1, "price": 9.5}])
     channel.read("orders").to_pandas()
 

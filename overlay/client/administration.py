@@ -18,7 +18,7 @@ from m4cast.overlay.client.interest import ActiveLevel, Activity, InterestTail, 
 from m4cast.overlay.client.put_call import put
 from m4cast.overlay.client.roaming.many import SubscribedClients, subscribe_rows
 from m4cast.overlay.client.tables import table_of
-from m4cast.overlay.client.tail import Frontier, topics_of
+from m4cast.overlay.client.tail import Frontier, Start, start_of, topics_of
 from m4cast.overlay.errors import RefusedError, UnreachableError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Administration:
     ) -> dict[str, Any]:
         """Explain what a filter means and costs at the answering node: canonical form, id, columns (and those that the
         topic lacks), how many of the newest batches summaries pass over, how many of the newest rows match, CPU time.
-        At most `rows` rows are tested (None: 100,000).
+        `rows` rows are tested (None: 100,000): of each stream's newest an equal share, at least one.
 
         >>> channel.explain("orders", "price > 100")["matching_rows"]
         3
@@ -94,8 +94,8 @@ class Administration:
         self, topic: str, summarise: Literal["auto", "off"] | Sequence[str | Sequence[str]] = "auto"
     ) -> dict[str, Any]:
         """Set which columns of a topic the first node summarises in what is published there: these; none (`off`); or
-        those that reads at that node filter by (`auto`). A list of names is a member of a struct. Other nodes are not
-        affected. Returns the setting, and the columns that are summarised now.
+        those that reads at that node and registrations at any node filter by (`auto`). A list of names is a member of a
+        struct. Other nodes are not affected. Returns the setting, and the columns that are summarised now.
 
         >>> channel.set_summaries("orders", ["country", ["address", "city"]])
         {'summarise': ['country', ['address', 'city']], 'columns': ['country', ['address', 'city']]}
@@ -195,9 +195,9 @@ class Administration:
         return row
 
     def access_points(self) -> list[str]:
-        """The doors of all nodes that are present."""
+        """The doors of all nodes that are present: not of those that leave or have failed."""
         nodes = self.topology()["nodes"]
-        return sorted(node["door"] for node in nodes if node["door"] and not node["leaving"])
+        return sorted(node["door"] for node in nodes if node["door"] and not node["leaving"] and not node["silent"])
 
     def subscribe_all(
         self, rows: Iterable[Mapping[str, Any]], *, start: Literal["latest", "earliest"] = "latest"
@@ -280,16 +280,19 @@ class Administration:
         where: str = "",
         *,
         language: str = "sql",
-        start: Literal["earliest", "latest"] = "latest",
+        start: Start = "latest",
     ) -> dict[str, Any]:
         """Register rows of a topic as wanted at the first node: all, or those that satisfy a condition. The channel
         keeps it, over restarts of the node, until `unregister`. Rows of selective topics go where they are wanted;
         those of broadcast topics to every node, wanted or not.
 
+        `start`, for a selective topic: "latest", or what was published before as well: "earliest", from a time on (up
+        to `clock_skew_ms` more), or from a frontier, as in `Channel.read`.
+
         >>> channel.register("orders", "country = 'PL'")
         {'id': 'ann/0f3a55d1c04bb2e7', 'epoch': 8589934592}
         """
-        question = {"topic": topic, **_filter(where, language), "start": start}
+        question = {"topic": topic, **_filter(where, language), "start": start_of(start)}
         registered: dict[str, Any] = self._doors.ask_first("subscribe", question)
         return registered
 
@@ -360,9 +363,14 @@ class Administration:
         *,
         topics: str | Sequence[str] | None = None,
         ttl_s: float = 600,
+        where: str = "",
+        language: str = "sql",
     ) -> Lease:
         """Retain rows for a reader: from its frontier on, and all rows of the `topics` that the frontier does not name.
         Renew the lease before it expires, with the frontier reached. All nodes are asked; one has to answer.
+
+        `where`: the filter that it reads selective topics by. `readers` counts by it how far the reader lags, and what
+        nodes registered for such reads stays while the lease lasts.
 
         `RefusedError` with the code `reader-cut`: a node removed rows that the lease held, and did not renew it.
 
@@ -372,6 +380,8 @@ class Administration:
         question: dict[str, object] = {"reader": reader, "frontier": frontier or {}, "ttl_ms": int(ttl_s * 1000)}
         if topics is not None:
             question["topics"] = topics_of(topics)
+        if where:
+            question |= _filter(where, language)
         answers = self._doors.ask_all("lease", question)
         missing: Frontier = {}
         for topic, origins in next(iter(answers.values()))["missing"].items():

@@ -94,7 +94,7 @@ class Channel(Administration, Questions):
 
         The callback runs on its own thread, first as soon as the state is known, until the channel is closed.
 
-        >>> channel = Channel.connect(["127.0.0.1:7401"], on_state=lambda state, status: print(state))
+        >>> channel = Channel.connect(["127.0.0.1:7500"], on_state=lambda state, status: print(state))
         connected
         """
         channel = cls(nodes, **settings)
@@ -104,7 +104,7 @@ class Channel(Administration, Questions):
     def close(self) -> None:
         """Stop what runs in the background: callbacks, subscriptions, inboxes. The channel can be used again.
 
-        >>> with Channel(["127.0.0.1:7401"]) as channel:
+        >>> with Channel(["127.0.0.1:7500"]) as channel:
         ...     channel.topics()
         ['orders']
         """
@@ -127,22 +127,27 @@ class Channel(Administration, Questions):
 
     @property
     def nodes(self) -> tuple[str, ...]:
+        """The addresses of the client doors, in the order in which they are tried."""
         return self._doors.nodes
 
     @property
     def timeout_s(self) -> float:
+        """The limit of every call, in seconds."""
         return self._doors.timeout_s
 
     @property
     def doors(self) -> Doors:
+        """The connections to the client doors, for code that asks a door itself."""
         return self._doors
 
     @property
     def compression(self) -> Compression | None:
+        """The codec of rows in transit; None: they are sent as they are."""
         return self._doors.compression
 
     @property
     def credentials(self) -> Credentials:
+        """The token and the certificates that the channel shows to doors."""
         return self._doors.credentials
 
     def __repr__(self) -> str:
@@ -268,7 +273,7 @@ class Channel(Administration, Questions):
         Each node has its own keys. To continue at another node, ask for the position there and pass it as `expect` of
         the first publish; `next` continues from what is published already (docs/OPERATIONS.md).
 
-        >>> there = channel.at("127.0.0.1:7402")
+        >>> there = channel.at("127.0.0.1:7501")
         >>> there.publish("orders", rows, key="shop", expect=there.position("shop"), next=8)
         """
         position: str | None = self._doors.ask_first("position", {"key": key})["position"]
@@ -443,17 +448,18 @@ class Channel(Administration, Questions):
         at: int | str | datetime | None = None,
         where: str = "",
         language: str = "sql",
+        stored: bool = False,
     ) -> Extents:
         """Both ends of every stream at the answering node, `[low, next]`; `at` and `where` are as in `frontier`.
+        `stored`: of selective topics, what the node has for whomever; it does not begin to want rows by this call.
 
         >>> channel.extents("orders")
         {'orders': {'2f0c...': [1, 101]}}
         """
         question: dict[str, object] = {} if topics is None else {"topics": topics_of(topics)}
-        if at is not None:
-            question["at_ms"] = as_millis(at)
-        if where:
-            question |= {"where": where, "language": language}
+        question |= {} if at is None else {"at_ms": as_millis(at)}
+        question |= {"where": where, "language": language} if where else {}
+        question |= {"stored": True} if stored else {}
         extents: Extents = self._doors.ask("frontier", question)
         return extents
 

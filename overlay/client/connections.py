@@ -41,7 +41,7 @@ _connections: dict[tuple[str, Credentials], Any] = {}
 _used_by: int | None = None
 """The process that made them."""
 _silent_until: dict[str, float] = {}
-"""Until when each node is asked after the others, on the monotonic clock."""
+"""The time, on the monotonic clock, until which each node is asked after the others."""
 
 
 def connection(node: str, credentials: Credentials) -> Any:

@@ -161,7 +161,7 @@ class Doors:
         return max(self.timeout_s / len(self.nodes), min(self.timeout_s / 2, SHARE_S))
 
     def greet(self, client: Any, limit_s: float) -> None:
-        """For a call of `anywhere` that may take longer than its limit: by then it is known whether it answers."""
+        """Check that the node answers, before a call of `anywhere` that may take longer than `limit_s`."""
         if len(self.nodes) > 1:
             greet(client, limit_s)
 
@@ -173,17 +173,17 @@ class Doors:
         def act(client: Any, limit_s: float) -> Any:
             if patience_s:
                 self.greet(client, limit_s)
-            return self._act(client, limit_s + patience_s, action, question)
+            return self.act(client, limit_s + patience_s, action, question)
 
         return self.anywhere(act)
 
     def ask_first(self, action: str, question: object, patience_s: float = 0) -> Any:
-        return self.first(lambda client, limit_s: self._act(client, limit_s + patience_s, action, question))
+        return self.first(lambda client, limit_s: self.act(client, limit_s + patience_s, action, question))
 
     def ask_all(self, action: str, question: object) -> dict[str, Any]:
-        return self.everywhere(lambda client, limit_s: self._act(client, limit_s, action, question))
+        return self.everywhere(lambda client, limit_s: self.act(client, limit_s, action, question))
 
-    def _act(self, client: Any, limit_s: float, action: str, question: object) -> Any:
+    def act(self, client: Any, limit_s: float, action: str, question: object) -> Any:
         asked = flight.Action(action, json.dumps(question).encode())
         return json.loads(next(iter(client.do_action(asked, self.options(limit_s)))).body.to_pybytes())
 

@@ -7,7 +7,7 @@ change is given once, in order for each node of the channel.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -44,7 +44,7 @@ class Activity:
     missing: tuple[str, ...]
     """Names of the others that are present."""
     effective_from: dict[str, int]
-    """For a selective topic: the first row of each stream, by origin, that it wants, as far as that is known."""
+    """The first row of each stream that it wants, by origin, as far as that is known (selective topics only)."""
     levels: UnitLevels | None = None
     """None: the channel has gatekeepers, and none of them brings rows of the topic from other channels."""
 
@@ -72,7 +72,7 @@ def read_activity(
     doors: Doors,
     topic: str,
     row_filter: dict[str, object],
-    start: str,
+    start: Mapping[str, Mapping[str, int]] | int | str,
     timeout_s: float,
     level: ActiveLevel = "channel",
 ) -> Activity:

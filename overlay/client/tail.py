@@ -186,7 +186,7 @@ class Tail(Iterator[pa.RecordBatch]):
         """Return the registration of each topic at the node that this tail follows, waiting at most `timeout_s`."""
         self.begin()
         doors = self._channel.at(self._nodes[self._node]).doors
-        start = "earliest" if self._start == "earliest" else "latest"
+        start = start_of(self._start)
         fields = filter_fields(self._filter)
         return {topic: read_activity(doors, topic, fields, start, timeout_s, level) for topic in self._topics}
 
@@ -264,8 +264,8 @@ class Subscription:
 
     @property
     def effective_from(self) -> Frontier:
-        """For selective topics: the first row of each stream that is wanted, by topic and origin, as far as that is
-        known. From there on every matching row is fetched, whenever it was published."""
+        """The first wanted row of each stream of a selective topic, by topic and origin, as far as it is known. From
+        there on every matching row is fetched, whenever it was published."""
         found = self._tail.registration(0)
         return {topic: each.effective_from for topic, each in found.items() if each.epoch is not None}
 

@@ -2,8 +2,8 @@
 
 Every setting is declared once, by `setting(...)`, with its default, what is allowed, what raising it costs and where
 the default comes from: "seed" (the patents' broadcast channel), "measured" (a benchmark) or "guess" (reasoned, not yet
-measured). Names end in their unit. `conf/cluster.toml` and `conf/node.toml` show the same facts to operators; a test
-keeps them equal.
+measured). The names of quantities end in their unit. `conf/cluster.toml` and `conf/node.toml` show the same facts to
+operators; a test keeps them equal.
 
 A config that exists is valid: construction checks every field and the rules between fields, and raises one
 `ConfigError` that names all that is wrong. The loaders add the file to it. Two nodes compare cluster settings in their
@@ -66,16 +66,16 @@ class ClusterConfig:
     )
     channel_ports: str = setting(
         "2057-65535",
-        "Ports that the channel orders by its name, for nodes that are found by a search of ports (portal_hosts).",
+        "Ports on which nodes search for the channel (portal_hosts), in an order that follows from its name.",
         allowed=PORTS,
         cost="nothing; fewer ports are easier to reserve for the channel, and easier to find by trying them all",
         source="seed",
     )
     degree: int = setting(
         4,
-        "Neighbours of a node. Up to this many nodes form a complete graph; more form a regular one.",
+        "Neighbours of a node. Up to one node more than this form a complete graph; more form a regular one.",
         allowed=whole(3, 64),
-        cost="copies of each pushed batch and work per join grow with it; fewer hops and more failures survived",
+        cost="more copies of each pushed batch and more work per join; fewer hops, and more failures are survived",
         source="seed",
     )
     batch_bytes_max: int = setting(
@@ -101,14 +101,14 @@ class ClusterConfig:
     )
     beacon_interval_ms: int = setting(
         5_000,
-        "How often a node announces itself to the whole channel, at least.",
+        "The shortest interval at which a node announces itself to the whole channel.",
         allowed=whole(100, 3_600_000),
         cost="the roster is older and a split channel heals later; lowering it costs a flood per node and interval",
         source="guess",
     )
     beacon_ms_per_node: int = setting(
         100,
-        "The beacon interval grows to this times the number of nodes.",
+        "The beacon interval is at least this times the number of nodes.",
         allowed=whole(0, 60_000),
         cost="as beacon_interval_ms, in proportion to the nodes; 0 lets the channel's beacon traffic grow with them",
         source="guess",
@@ -134,7 +134,8 @@ class NodeConfig:
 
     name: str = setting(
         "node",
-        "What people call the node; need not be unique.",
+        "Name of the node, for people; need not be unique. A node with certificates must have the name in its "
+        "certificate.",
         allowed=matching("[a-z0-9-]{1,32}", "1 to 32 of a-z, 0-9 and -"),
         cost="nothing",
         source="guess",
@@ -155,7 +156,7 @@ class NodeConfig:
     )
     advertise: str = setting(
         "",
-        "Where others reach the node, if not at `listen`; needed when it listens on all addresses.",
+        "Where other nodes reach this one, if not at `listen`; needed when it listens on all addresses.",
         allowed=OPTIONAL_ADDRESS,
         cost="nothing",
         source="guess",
@@ -169,7 +170,8 @@ class NodeConfig:
     )
     advertise_door: str = setting(
         "",
-        "Where clients reach the door, if not at `door`; if that is on all addresses, the host of `advertise`.",
+        "Where clients reach the door, if not at `door`; if `door` is on all addresses, by default the host of "
+        "`advertise`.",
         allowed=OPTIONAL_ADDRESS,
         cost="nothing; it is reported to the readers of all nodes",
         source="guess",
@@ -178,7 +180,7 @@ class NodeConfig:
         "",
         "The cluster's CA certificate(s), in PEM. Relative paths begin at the folder of this file.",
         allowed=PATH,
-        cost="nothing; whoever has a node certificate of these CAs is in",
+        cost="nothing; anyone with a node certificate of these CAs can join",
         source="guess",
     )
     tls_cert: str = setting(
@@ -192,21 +194,21 @@ class NodeConfig:
         "",
         "The key of tls_cert, in PEM, not encrypted.",
         allowed=PATH,
-        cost="nothing; keep it readable for the node alone",
+        cost="nothing; only the node should be able to read it",
         source="guess",
     )
     insecure: bool = setting(
         False,
         "Run without certificates: links and door are plain TCP.",
         allowed=FLAG,
-        cost="everybody who reaches the node can read, publish, and pose as a node",
+        cost="anyone who can reach the node can read, publish, and pose as a node",
         source="guess",
     )
     trust_store: bool = setting(
         False,
         "Publish although no node that knew this one before can be reached (m4cast node --trust-store sets it once).",
         allowed=FLAG,
-        cost="if the store is an older copy after all, rows get numbers that other rows have: a fork",
+        cost="if the store is an older copy after all, new rows get numbers that other rows already have: a fork",
         source="guess",
     )
     tokens: str = setting(
@@ -220,14 +222,15 @@ class NodeConfig:
         "127.0.0.1:7600",
         "Where the node serves its state by plain HTTP (/metrics, /healthz, /readyz, /topology); empty: nowhere.",
         allowed=OPTIONAL_LISTEN_ADDRESS,
-        cost="nothing; whoever reaches the address can read names of nodes and readers, so choose an internal one",
+        cost="nothing; anyone who can reach the address can read names of nodes and readers, so choose an internal one",
         source="guess",
     )
     metrics_topics_max: int = setting(
         0,
         "How many topics have metrics of their own, by name: those with the most stored bytes; 0: none.",
         allowed=whole(0, 1000),
-        cost="two series per topic, and a look at every stream per scrape; whoever reaches `http` sees their names",
+        cost="two series per topic, and a check of every stream per scrape; anyone who can reach `http` sees their "
+        "names",
         source="guess",
     )
     web: str = setting(
@@ -239,9 +242,9 @@ class NodeConfig:
     )
     web_origins: tuple[str, ...] = setting(
         (),
-        "Web pages that browsers may use the web door from, by origin; empty: none.",
+        "Origins of the web pages from which browsers may use the web door; empty: none.",
         allowed=ORIGINS,
-        cost="nothing; a page of such an origin can use what its visitors can reach",
+        cost="nothing; a page of such an origin can read and do whatever its visitors can",
         source="guess",
     )
     linger_ms: int = setting(
@@ -255,14 +258,15 @@ class NodeConfig:
         (),
         "Nodes through which this one finds the channel.",
         allowed=ADDRESSES,
-        cost="a longer search when the first ones are away; more ways in",
+        cost="a longer search when the first ones cannot be reached; more ways to find the channel",
         source="seed",
     )
     portal_hosts: tuple[str, ...] = setting(
         (),
-        "Hosts on which the channel is looked for, at the first ports of its order; port 0 of `listen` is one of them.",
+        "Hosts on which the node searches for the channel, at its first ports; port 0 in `listen` takes one of these "
+        "ports.",
         allowed=HOSTS,
-        cost="portal_depth calls to each of them while nobody answers; no port has to be agreed upon",
+        cost="portal_depth calls to each of them while no node answers; no port has to be agreed on",
         source="seed",
     )
     portal_depth: int = setting(
@@ -274,51 +278,54 @@ class NodeConfig:
     )
     portal_shuffle: PortalShuffle = setting(  # noqa: RUF009 - a literal is immutable, which ruff sees only for str and int
         "off",
-        "The order in which the first 8 of these ports are tried: as it is, any, or mostly as it is.",
+        "The order in which the first 8 of these ports are tried: unchanged, random, or random with the first ones "
+        "favoured.",
         allowed=one_of("off", "first-8", "weighted"),
-        cost="calls before the first answer; a crowd that joins at once then does not call the same node first",
+        cost="more calls before the first answer; nodes that join at the same time do not all call the same node first",
         source="seed",
     )
     strict_portal: bool = setting(
         False,
-        "Bring newcomers in without becoming their neighbour, where the channel is larger than a complete graph.",
+        "Bring newcomers in without becoming their neighbour, if the channel is larger than a complete graph.",
         allowed=FLAG,
-        cost="a walk's edges are at least one step away from here; a hole of this node is not filled by a newcomer",
+        cost="newcomers get edges that are at least one step away from this node; they do not fill its holes",
         source="seed",
     )
     passive_max: int = setting(
         1_024,
-        "Addresses of other nodes that are remembered, to find the channel again when the neighbours are gone.",
+        "Addresses of other nodes that are remembered, to find the channel again after all neighbours have failed.",
         allowed=whole(0, 20_000),
-        cost="a little memory each; lowering it leaves what a large failure cut off apart, 0 leaves it to the portals",
+        cost="a little memory each; with fewer, parts that a large failure separated may stay apart; with 0, only "
+        "portals join them",
         source="guess",
     )
     flip_interval_ms: int = setting(
         0,
         "How often this node exchanges one of its edges for another at random, to mix the graph; 0 is never.",
         allowed=whole(0, HOUR_MS),
-        cost="a graph that grew badly stays so for longer; lowering it costs three calls and two exchanges of holdings",
+        cost="an unfavourable graph stays so for longer; each exchange costs three calls and two exchanges of holdings",
         source="guess",
     )
     store_bytes_max: int = setting(
         64 * GIB,
-        "How large the store's file may become. Before it is full, publishes are refused.",
+        "Largest size of the store's file. Publishes are refused before it is full.",
         allowed=whole(16 * MIB, 16 * 1024 * GIB),
-        cost="disk space; the file never shrinks, but uses again what retention frees",
+        cost="disk space; the file never shrinks, but space that retention frees is reused",
         source="guess",
     )
     retention_bytes: int = setting(
         0,
-        "How many bytes of a topic are kept, over all its origins; 0 is no limit. A topic can have its own.",
+        "How many bytes of a topic are retained, over all its origins; 0 is no limit. A topic can have its own "
+        "setting.",
         allowed=whole(0, 16 * 1024 * GIB),
-        cost="disk space; lowering it loses rows for readers and nodes that are further behind",
+        cost="disk space; if it is lowered, readers and nodes that lag by more lose rows",
         source="guess",
     )
     retention_ms: int = setting(
         7 * 24 * HOUR_MS,
-        "How long rows of a topic are kept; 0 is for ever. A topic can have its own.",
+        "How long rows of a topic are retained; 0 is for ever. A topic can have its own setting.",
         allowed=whole(0, 100 * 366 * 24 * HOUR_MS),
-        cost="disk space; lowering it loses rows for readers and nodes that were away for longer",
+        cost="disk space; if it is lowered, readers and nodes that were away for longer lose rows",
         source="guess",
     )
     sync_linger_ms: int = setting(
@@ -330,70 +337,72 @@ class NodeConfig:
     )
     start_from: StartFrom = setting(  # noqa: RUF009 - a literal is immutable, which ruff sees only for str and int
         "earliest",
-        "Which past rows a new node fetches: all that are still kept, or none.",
+        "Which past rows a new node fetches: all that are still retained, or none.",
         allowed=one_of("earliest", "latest"),
-        cost='"earliest" pulls every kept batch once when the node is new',
+        cost='"earliest" pulls every retained batch once when the node is new',
         source="guess",
     )
     acks: int = setting(
         0,
-        "On how many other nodes' disks a batch must be before its publish is acknowledged, unless the call sets it.",
+        "Number of other nodes that must have a batch on disk before its publish is acknowledged, unless the call sets "
+        "it.",
         allowed=whole(0, 64),
-        cost="publishing waits for the slowest of them, and stops when there are fewer",
+        cost="publishing waits for the slowest of these nodes, and stops when there are fewer",
         source="guess",
     )
     push_bytes_max: int = setting(
         64 * KIB,
-        "Others' batches up to this size are pushed on to all neighbours; larger ones are announced and pulled.",
+        "Batches of other nodes up to this size are pushed on to all neighbours; larger ones are announced and pulled.",
         allowed=whole(0, 16 * MIB),
-        cost="about three copies more per delivery of what is pushed; saves the round trip of a pull",
+        cost="about three more copies per delivery of a pushed batch; saves the round trip of a pull",
         source="measured",
     )
     hold_back_bytes_max: int = setting(
         32 * MIB,
-        "Batches kept while earlier ones of their streams are missing; beyond it the farthest are dropped.",
+        "Bytes of batches kept while earlier ones of their streams are missing; beyond it, the farthest ahead are "
+        "dropped.",
         allowed=whole(KIB, 4 * GIB),
-        cost="memory, in full when a stream has a gap; lowering it fetches batches twice",
+        cost="memory, all of it when a stream has a gap; if it is lowered, batches are fetched twice",
         source="guess",
     )
     link_queue_bytes_max: int = setting(
         8 * MIB,
-        "Bytes waiting to be sent to one neighbour; beyond it batches are only announced.",
+        "Bytes waiting to be sent to one neighbour; beyond it, batches are only announced.",
         allowed=whole(KIB, GIB),
-        cost="memory per slow neighbour, and older data in front of new",
+        cost="memory per slow neighbour, and new data waits behind older data",
         source="measured",
     )
     recent_bytes_max: int = setting(
         16 * MIB,
-        "Announced batches kept in memory for the neighbours that pull them; others are read from the disk.",
+        "Bytes of announced batches kept in memory for neighbours that pull them; others are read from the disk.",
         allowed=whole(0, GIB),
-        cost="memory; lowering it reads large batches once for each neighbour",
+        cost="memory; if it is lowered, large batches are read once for each neighbour",
         source="measured",
     )
     pull_window_bytes: int = setting(
         4 * MIB,
-        "Bytes asked for from one neighbour and not yet received.",
+        "Bytes requested from one neighbour and not yet received.",
         allowed=whole(KIB, GIB),
         cost="the neighbour's send queue; lowering it makes catch-up wait for round trips",
         source="guess",
     )
     publish_window_bytes: int = setting(
         16 * MIB,
-        "Bytes this node has published that are not yet durable at its neighbours; beyond it publishers wait.",
+        "Bytes that this node has published and its neighbours do not have on disk yet; beyond it, publishers wait.",
         allowed=whole(KIB, GIB),
         cost="latency in proportion and memory; throughput gains little past 8 MiB",
         source="measured",
     )
     publish_queue_max: int = setting(
         1_024,
-        "Publishes waiting for the window; beyond it they are refused.",
+        "Publishes waiting for the window; beyond it, publishes are refused.",
         allowed=whole(1, 1_000_000),
         cost="memory, and publishers learn later that they are too fast",
         source="guess",
     )
     undurable_bytes_max: int = setting(
         64 * MIB,
-        "Bytes handed to the disk that it has not confirmed.",
+        "Bytes handed to the disk that it has not confirmed yet.",
         allowed=whole(KIB, 4 * GIB),
         cost="memory when the disk is slow, and more to fetch again after a crash",
         source="guess",
@@ -430,12 +439,12 @@ class NodeConfig:
         1_000,
         "How long a node that found no portal waits before it tries again.",
         allowed=whole(10, 600_000),
-        cost="joins start later; lowering it costs calls to portals that are away",
+        cost="joins start later; lowering it costs calls to portals that cannot be reached",
         source="guess",
     )
     holder_search_ms: int = setting(
         2_000,
-        "How long a missing range is asked for among neighbours before the channel is searched for a holder.",
+        "How long a missing range is requested from neighbours before the channel is searched for a holder.",
         allowed=whole(10, 600_000),
         cost="gaps that no neighbour can fill last longer; lowering it floods searches that are not needed",
         source="guess",
@@ -444,19 +453,19 @@ class NodeConfig:
         HOUR_MS,
         "How long staged payload waits for its commit before it is removed.",
         allowed=whole(1_000, 7 * 24 * HOUR_MS),
-        cost="disk space for abandoned publishes; lowering it fails commits that come late",
+        cost="disk space for abandoned publishes; if it is lowered, late commits fail",
         source="guess",
     )
     publisher_bytes_max: int = setting(
         64 * MIB,
-        "Memory that the publisher keys of this node may take; beyond it new keys are refused.",
+        "Memory that the publisher keys of this node may take; beyond it, new keys are refused.",
         allowed=whole(MIB, 4 * GIB),
         cost="memory; a key counts as 1 KiB, more with long texts or many topics, so the default is 65,536 keys",
         source="guess",
     )
     client_publisher_bytes_max: int = setting(
         16 * MIB,
-        "How much of publisher_bytes_max the keys of one client (token, else address) may take.",
+        "How much of publisher_bytes_max the keys of one client (by token, or by address without tokens) may take.",
         allowed=whole(KIB, 4 * GIB),
         cost="a client that makes too many keys leaves less for the others",
         source="guess",
@@ -465,47 +474,49 @@ class NodeConfig:
         90 * 24 * HOUR_MS,
         "A publisher key that is not used for this long, while the node is up, is removed.",
         allowed=whole(24 * HOUR_MS, 100 * 366 * 24 * HOUR_MS),
-        cost="keys of publishers that are gone stay for longer; lowering it lets a late repeat be published twice",
+        cost="keys of publishers that have ended stay for longer; if it is lowered, a late retry can be published "
+        "twice",
         source="guess",
     )
     topics_max: int = setting(
         10_000,
-        "Topics that may be published at this node.",
+        "Number of topics that may be published at this node.",
         allowed=whole(1, 1_000_000),
         cost="memory and disk at every node of the channel, for ever: a topic's numbering is never forgotten",
         source="guess",
     )
     client_topics_max: int = setting(
         2_500,
-        "How many of topics_max one client (token, else address) may create.",
+        "How many of topics_max one client (by token, or by address without tokens) may create.",
         allowed=whole(1, 1_000_000),
         cost="a client that makes too many topics leaves fewer for the others",
         source="guess",
     )
     seen_searches_max: int = setting(
         4_096,
-        "Flooded statements remembered, to drop their further copies.",
+        "Number of flooded statements that are remembered, to drop further copies of them.",
         allowed=whole(16, 1_000_000),
-        cost="a little memory each; lowering it lets old floods go round again",
+        cost="a little memory each; if it is lowered, old floods can circulate again",
         source="guess",
     )
     subscribe: tuple[TopicFilter, ...] = setting(
         (),
-        "What this node wants: [[subscribe]] tables, each with a topic and, if not all its rows, a condition (where).",
+        "Rows that this node wants: [[subscribe]] tables, each with a topic and, unless all its rows, a condition "
+        "(where).",
         allowed=TOPIC_FILTERS,
-        cost="every node of the channel keeps and passes on what this one wants",
+        cost="every node of the channel stores and passes on these registrations",
         source="guess",
     )
     registrations_max: int = setting(
         100_000,
-        "Registrations of clients and of the configuration that this node keeps; beyond it they are refused.",
+        "Registrations at this node, those of `subscribe` included, and, counted apart, its clients; more are refused.",
         allowed=whole(1, 200_000),
         cost="memory at every node of the channel, about 1 KiB each",
         source="guess",
     )
     interest_changes_max: int = setting(
         256,
-        "Nodes whose interest has changed before neighbours hear of it at once.",
+        "Number of nodes with changed interest at which the changes are passed on at once.",
         allowed=whole(1, 1_000_000),
         cost="changes wait for interest_delay_ms; lowering it sends more and smaller messages when much changes",
         source="guess",
@@ -519,14 +530,14 @@ class NodeConfig:
     )
     interest_quiet_ms: int = setting(
         100,
-        "A change of interest is passed on at once if none was in this time.",
+        "A change of interest is passed on at once if no other was passed on in this time.",
         allowed=whole(0, HOUR_MS),
         cost="single changes wait for interest_delay_ms; lowering it sends more messages when much changes",
         source="guess",
     )
     interest_hierarchy: bool = setting(
         True,
-        "Announce only registrations that no other one covers; false announces all different ones, for comparisons.",
+        "Announce only registrations that no other one covers; false announces every distinct one, for comparison.",
         allowed=FLAG,
         cost="registrations are compared with each other; false announces more, and widens them sooner",
         source="guess",
@@ -534,7 +545,7 @@ class NodeConfig:
     clock_skew_ms: int = setting(
         60_000,
         "By how much the clocks of nodes may differ. A registration on a selective topic that begins with the latest "
-        "rows begins so much earlier in streams of this node that it did not follow.",
+        "rows begins this much earlier in streams whose beginning its node requests from this node.",
         allowed=whole(0, HOUR_MS),
         cost="more rows from before the registration; if clocks differ by more, rows published before it was active "
         "may be missed",
@@ -562,7 +573,7 @@ class NodeConfig:
 
     @property
     def advertised_door(self) -> str:
-        """The address at which clients reach this node; empty if unknown: it has no door, or one at any free port."""
+        """The address at which clients reach this node; empty if unknown: no door, or a door at any free port."""
         host, _, port = self.door.rpartition(":")
         if self.advertise_door or port == "0":
             return self.advertise_door

@@ -1,8 +1,8 @@
 """Settings of a node that takes part in a federation: a table [federation] and any number of [[gateway]] tables.
 
-A channel without them has no federation. The nodes of a channel that have a [federation] are its gatekeepers. A
-[[gateway]] says of one other channel how it is reached, which CA its gatekeepers have certificates of, and what may
-cross in either direction. Nothing crosses that no rule names.
+A channel without them is not part of a federation. The nodes of a channel that have a [federation] are its gatekeepers.
+A [[gateway]] describes how one other channel is reached, which CA its gatekeepers have certificates of, and which
+topics may cross in either direction. A topic that no rule names does not cross.
 """
 
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ ANY_CHANNEL = "*"
 EARLIEST = "earliest"
 GATEWAYS_MAX = 64
 TOPICS_MAX = 1_000
+HOSTS_MAX = 1_000
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
@@ -39,7 +40,7 @@ def _are_topics(value: object) -> bool:
 
 
 def begin_ms(value: str) -> int:
-    """The time that a `begin` names, in milliseconds; 0: all that is kept. `ValueError` if it names none."""
+    """The time that a `begin` names, in milliseconds; 0: all that is retained. `ValueError` if it names none."""
     if value == EARLIEST:
         return 0
     moment = datetime.fromisoformat(value)
@@ -53,6 +54,14 @@ def _is_begin(value: object) -> bool:
         return False
 
 
+HOSTS = Allowed(
+    f"at most {HOSTS_MAX} beginnings of addresses, of 1 to 255 bytes",
+    lambda value: (
+        isinstance(value, tuple)
+        and len(value) <= HOSTS_MAX
+        and all(isinstance(host, str) and 1 <= len(host.encode()) <= 255 for host in value)
+    ),
+)
 TOPICS = Allowed(f'at most {TOPICS_MAX} topics of 1 to 200 bytes; "*" is all but those that begin with _', _are_topics)
 NAMED_TOPICS = Allowed(
     f'at most {TOPICS_MAX} topics of 1 to 200 bytes, each by its name: "*" is for exports and transits',
@@ -79,14 +88,15 @@ class GatewayConfig:
 
     channel: str = setting(
         ANY_CHANNEL,
-        "The channel at the other end, by its name; links of any other channel need a [[gateway]] of their own.",
+        "Name of the channel at the other end; links with any other channel need a [[gateway]] of their own.",
         allowed=CHANNEL,
         cost='nothing; "*" lets in every channel whose gatekeepers have certificates of `ca`',
         source="guess",
     )
     address: str = setting(
         "",
-        "The `listen` of a gatekeeper over there, which this node links to; empty: they come here.",
+        "The `listen` of a gatekeeper of the other channel, to which this node connects; empty: they connect to this "
+        "node.",
         allowed=OPTIONAL_ADDRESS,
         cost="nothing",
         source="guess",
@@ -102,61 +112,62 @@ class GatewayConfig:
         "",
         "The CA certificate(s) of the other channel, in PEM; only for nodes with certificates.",
         allowed=PATH,
-        cost="nothing; whoever has a node certificate of these CAs can link here, as a gateway only",
+        cost="nothing; anyone with a node certificate of these CAs can connect here, as a gateway only",
         source="guess",
     )
     exports: tuple[str, ...] = setting(
         (),
         "Topics whose rows may leave by this gateway, of streams that were published on this channel.",
         allowed=TOPICS,
-        cost="every row of these topics can be read over there, whether this channel's doors allow it or not",
+        cost="every row of these topics can be read in the other channel, whether this channel's doors allow it or not",
         source="guess",
     )
     imports: tuple[str, ...] = setting(
         (),
-        "Broadcast topics of other channels that every node here stores, whole.",
+        "Broadcast topics of other channels that every node of this channel stores completely.",
         allowed=NAMED_TOPICS,
         cost="disk and traffic of every node of this channel",
         source="guess",
     )
     on_demand: tuple[str, ...] = setting(
         (),
-        "Topics of other channels of which rows come when a node or a client here wants them.",
+        "Topics of other channels whose rows are sent here when a node or a client of this channel wants them.",
         allowed=NAMED_TOPICS,
-        cost="what is wanted here is announced to the units beside this one",
+        cost="wants of this channel are announced to the units beside it",
         source="guess",
     )
     transits: tuple[str, ...] = setting(
         (),
         "Topics of other channels that may pass through this one, in or out by this gateway.",
         allowed=TOPICS,
-        cost="traffic of this node for others; whoever exported the topic to here finds it further on",
+        cost="traffic of this node for other channels; a topic that was exported to this channel is passed on to "
+        "others",
         source="guess",
     )
     no_transit: tuple[str, ...] = setting(
         (),
         "Topics under `exports` whose rows the channel at the other end must not pass on to further channels.",
         allowed=TOPICS,
-        cost="nothing; the other channel's gatekeepers see to it, whatever their `transits` say",
+        cost="nothing; the other channel's gatekeepers enforce it, whatever their `transits` say",
         source="guess",
     )
     begin: str = setting(
         EARLIEST,
-        "Where imported streams begin here: with all that is still kept over there, or with this time.",
+        "Where imported streams begin: with all rows that the other channel still retains, or at this time.",
         allowed=BEGIN,
-        cost='"earliest" fetches every kept batch once',
+        cost='"earliest" fetches every retained batch once',
         source="guess",
     )
     bytes_per_s_max: int = setting(
         0,
-        "The most bytes a second that batches take on this gateway; 0 is no limit.",
+        "Largest number of bytes per second that batches take on this gateway; 0 is no limit.",
         allowed=whole(0, 16 * GIB),
-        cost="the network's share of others; lowering it delays rows, which wait on this node's disk",
+        cost="bandwidth that others could use; lowering it delays rows, which wait on this node's disk",
         source="guess",
     )
     queue_bytes_max: int = setting(
         8 * MIB,
-        "Bytes of batches that wait for this gateway in memory; what is beyond it waits on the disk.",
+        "Bytes of batches that wait for this gateway in memory; further batches wait on the disk.",
         allowed=whole(64 * KIB, GIB),
         cost="memory per slow gateway",
         source="guess",
@@ -186,7 +197,7 @@ class FederationConfig:
     )
     name: str = setting(
         "",
-        "What people call the unit that this channel is; empty: the channel's name.",
+        "Name, for people, of the unit that this channel forms; empty: the channel's name.",
         allowed=text(0, 200),
         cost="nothing",
         source="guess",
@@ -202,28 +213,35 @@ class FederationConfig:
         1,
         "The top level, equal in the whole federation: 1 for channels side by side, 2 for groups of channels, ...",
         allowed=whole(1, 7),
-        cost="a match more on the way of each batch",
+        cost="one more matching on the way of each batch",
         source="seed",
     )
     links_max: int = setting(
         16,
-        "Links of each level that the node takes; beyond it newcomers are sent to other gatekeepers.",
+        "Links of each level that the node accepts; beyond it, newcomers are sent to other gatekeepers.",
         allowed=whole(1, 64),
-        cost="news of every link goes to all of them; fewer make longer ways",
+        cost="changes of any link are reported on all of them; with fewer links, routes are longer",
         source="seed",
     )
     in_flight_max: int = setting(
         1_024,
-        "Batches that were sent to gatekeepers and not acknowledged; beyond it no more of the log is exported.",
+        "Batches sent to gatekeepers and not yet acknowledged; beyond it, no more of the log is exported.",
         allowed=whole(1, 65_536),
         cost="memory, and more to send again after a failure",
         source="guess",
+    )
+    hosts_refused: tuple[str, ...] = setting(
+        (),
+        'Newcomers whose address begins with one of these get no link from this node: "10.2." is a whole network.',
+        allowed=HOSTS,
+        cost="nothing; a newcomer states its address itself: certificates keep strangers out, this keeps order",
+        source="seed",
     )
     gateways: tuple[GatewayConfig, ...] = setting(
         (),
         "The channels beside this one: [[gateway]] tables, with the settings below.",
         allowed=GATEWAYS,
-        cost="nothing; nothing crosses that none of them names",
+        cost="nothing; only topics that one of them names can cross",
         source="guess",
     )
 

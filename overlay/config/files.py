@@ -1,5 +1,5 @@
-"""Config files: TOML with a table [cluster], a table [node], or both. Beside [node] there may be any number of
-[[subscribe]], and, of a gatekeeper, a table [federation] with any number of [[gateway]]."""
+"""Config files: TOML with a table [cluster], a table [node], or both. A file with [node] may also have any number of
+[[subscribe]] tables and, for a gatekeeper, a table [federation] with any number of [[gateway]] tables."""
 
 import difflib
 import tomllib
@@ -19,7 +19,7 @@ PATH_SETTINGS = ("tls_ca", "tls_cert", "tls_key")
 TABLES = ("cluster", "node")
 """A file has one table or both; each loader reads its own."""
 SUBSCRIBE = "subscribe"
-"""Tables beside [node]: what the node wants."""
+"""Tables beside [node]: the rows that the node wants."""
 FEDERATION, GATEWAY = "federation", "gateway"
 OTHERS = (SUBSCRIBE, FEDERATION, GATEWAY)
 
@@ -40,7 +40,7 @@ def load_node(path: Path | str) -> NodeConfig:
 
 
 def load_federation(path: Path | str) -> FederationConfig | None:
-    """None for a node that is no gatekeeper. Relative paths in the file begin at its folder."""
+    """The [federation] of a file; None if the node is not a gatekeeper. Relative paths begin at the file's folder."""
     content = _read(Path(path))
     values, tables = content.get(FEDERATION), content.get(GATEWAY, [])
     if values is None:
@@ -76,7 +76,7 @@ def _load(path: Path, table: str, config_class: type[C]) -> C:
 
 
 def read_table(path: Path, table: str, tables: Collection[str], others: Collection[str] = ()) -> dict[str, Any]:
-    """One table of a file in which these tables, and other things, may occur."""
+    """One table of a file, which may contain these tables, and `others` beside them."""
     content = _read(path)
     for name in content:
         if name not in tables and name not in others:

@@ -124,7 +124,7 @@ def port_ranges(value: str) -> list[range]:
     for part in value.split(","):
         match = _PORT_RANGE.fullmatch(part)
         if match is None:
-            raise ValueError(f"{part!r} is neither a port nor a range of ports")
+            raise ValueError(f"{part!r} is neither a port nor a range of ports: write 7400, or 7400-7409")
         first, last = int(match[1]), int(match[2] or match[1])
         if first > last or last > 65_535 or (ranges and first < ranges[-1].stop):
             raise ValueError(f"{part!r} must be above the ports before it, and at most 65535")

@@ -45,7 +45,7 @@ from m4cast.overlay.protocol.node import Node
 
 Q = TypeVar("Q")
 UNKNOWN = "unknown"
-"""Under this name calls of actions that do not exist are counted."""
+"""The name under which calls of actions that do not exist are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def act(services: Services, name: str, body: bytes, caller: Caller) -> object:
     with services.open_actions.admitted(caller.name):
         if action is None:
             raise bad_request(f"there is no action {name[:100]!r}: choose one of {', '.join(ACTIONS)}")
-        return action.perform(services, action.question(body), caller)
+        return services.parsed(lambda: action.perform(services, action.question(body), caller), caller)
 
 
 # ---- the rows that take more than one line
@@ -111,7 +111,7 @@ def _frontier(door: Services, question: FrontierQuestion, caller: Caller) -> Ext
         return door.readable(question.topics, caller.rights)
 
     extents = door.extents
-    if question.topics:
+    if question.topics and not question.stored:
         start = question.at_ms if question.seen is None else question.seen
         seen = door.seen_by(topics(), question.profile, caller, "latest" if start is None else start)
         extents = extents if seen is door.frontiers else StreamExtents(door.store, seen)
@@ -122,7 +122,8 @@ def _frontier(door: Services, question: FrontierQuestion, caller: Caller) -> Ext
 
 def _lease(door: Services, lease: LeaseRequest, caller: Caller) -> object:
     caller.rights.require_topics("read", (*lease.all_topics(), *door.readers.topics_of(lease.reader)))
-    return door.readers.lease(lease)
+    profiles = caller.rights.filters(lease.all_topics(), lease.profile)
+    return door.readers.lease(lease, {topic: profile.text for topic, profile in profiles.items()})
 
 
 def _open_mail(door: Services, asked: MailRequest, caller: Caller) -> object:
@@ -332,9 +333,10 @@ _ROWS: tuple[Action[Any], ...] = (
     Action(
         name="frontier",
         right="read",
-        about='How far each stream reaches: {"topics", "at_ms", "seen", "wait_ms", "where", "language"} -> '
+        about='How far each stream reaches: {"topics", "at_ms", "seen", "wait_ms", "where", "language", '
+        '"stored"} -> '
         "{topic: {origin: [low, next]}}",
-        fields=("topic", "topics", "at_ms", "seen", "wait_ms", "where", "language"),
+        fields=("topic", "topics", "at_ms", "seen", "wait_ms", "where", "language", "stored"),
         body="optional",
         parse=parse_question,
         perform=_frontier,
@@ -342,8 +344,9 @@ _ROWS: tuple[Action[Any], ...] = (
     Action(
         name="lease",
         right="read",
-        about='Retain rows for a reader: {"reader", "frontier", "topics", "ttl_ms"} -> {"expires_at_ms", "missing"}',
-        fields=("reader", "frontier", "topic", "topics", "ttl_ms"),
+        about='Retain rows for a reader: {"reader", "frontier", "topics", "ttl_ms", "where", "language"} -> '
+        '{"expires_at_ms", "missing"}',
+        fields=("reader", "frontier", "topic", "topics", "ttl_ms", "where", "language"),
         body="required",
         parse=parse_lease,
         perform=_lease,
@@ -428,7 +431,8 @@ _ROWS: tuple[Action[Any], ...] = (
     Action(
         name="subscribe",
         right="subscribe",
-        about='Register rows as wanted at this node: {"topic", "where", "language", "start"} -> {"id", "epoch"}',
+        about='Register rows as wanted at this node: {"topic", "where", "language", "start"} -> {"id", "epoch"}; '
+        "start: earliest, latest (if absent), a time in ms, or a position, {topic: {origin: next}}",
         fields=("topic", "where", "language", "start"),
         body="required",
         parse=parse_wish,

@@ -10,6 +10,7 @@ A frontier is written `{topic: {origin: next}}`, with origins as 32 hex digits. 
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any, overload
 
 from m4cast.overlay.door.refusals import Refusal, bad_request
@@ -172,7 +173,7 @@ def _json(written: bytes | str, what: str) -> object:
         if text.startswith(_BYTE_ORDER_MARK):
             raise bad_request(f"{what} begins with a byte order mark: send UTF-8 without it")
         value = _DECODER.decode(text)
-        if not _is_plain(value, text):
+        if not names_are_unique(value, text):
             value = json.loads(text, object_pairs_hook=unique, parse_constant=_no_number)
     except _NoNumber as name:
         raise bad_request(f"{what} has {name}, which is not JSON: remove it") from None
@@ -205,7 +206,7 @@ def _no_number(name: str) -> object:
 _DECODER = json.JSONDecoder(parse_constant=_no_number)
 
 
-def _is_plain(value: object, text: str) -> bool:
+def names_are_unique(value: object, text: str) -> bool:
     """True if an object, and the lists of objects that it has, have all names that the text has: none was written
     twice, which the decoder does not tell. False if that cannot be seen from their number alone."""
     if not isinstance(value, dict):
@@ -282,6 +283,16 @@ def frontier_json(positions: Mapping[StreamId, int]) -> dict[str, dict[str, int]
     for stream, next_sequence in sorted(positions.items(), key=lambda item: (item[0].topic, item[0].origin)):
         written.setdefault(stream.topic, {})[stream.origin.hex()] = next_sequence
     return written
+
+
+def range_text(rows: Range) -> str:
+    """The range of small publishes, as JSON: the same text as `ranges_json` has, without its values."""
+    return f'{_range_head(rows.stream)}, "first": {rows.first_sequence}, "next": {rows.next_sequence}}}'
+
+
+@lru_cache(maxsize=256)
+def _range_head(stream: StreamId) -> str:
+    return json.dumps({"topic": stream.topic, "origin": stream.origin.hex()})[:-1]
 
 
 def ranges_json(ranges: Iterable[Range]) -> list[dict[str, object]]:

@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -39,7 +40,7 @@ T = TypeVar("T")
 STOP_S = 2.0
 """The time for which a closing door waits for its calls to end; guess."""
 TOKEN = "token"
-"""Under this name a call's token travels with it."""
+"""The name of the middleware that checks a call's token."""
 SCHEME = "bearer "
 
 
@@ -63,6 +64,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         """Take no more calls and end those in progress. Flight cannot end a call that waits for its client's next
         batch: after `STOP_S` it is left to end with its client."""
         self.services.close()
+        await self.services.ended()
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
 
@@ -91,10 +93,10 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ship
         open_calls = self.services.open_calls
 
         def read() -> tuple[pa.Schema, Iterator[Any], Any]:
-            get = requests.parse_get(ticket.ticket)
-            compression = get.compression if isinstance(get, requests.Get) else None
             open_calls.begin(caller.name)
             try:
+                get = self.services.parsed(partial(requests.parse_get, ticket.ticket), caller)
+                compression = get.compression if isinstance(get, requests.Get) else None
                 return *self.services.read(get, caller), pa.ipc.IpcWriteOptions(compression=compression)
             except BaseException:
                 open_calls.end(caller.name)
@@ -191,7 +193,8 @@ def _flight_info(topic: str, content: TopicContent) -> Any:
 
 
 def _tls_of(driver: Driver, *, verify_clients: bool) -> dict[str, Any]:
-    """As Flight takes it. (It reads certificates once: a door uses new ones when its node restarts.)"""
+    """The certificates in the form that Flight takes. (It reads them once: a door uses new ones when its node
+    restarts.)"""
     assert driver.tls is not None
     try:
         ca, cert, key = (path.read_bytes() for path in (driver.tls.ca, driver.tls.cert, driver.tls.key))

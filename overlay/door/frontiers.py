@@ -17,11 +17,21 @@ LOOK_S = 0.5
 
 
 class Frontiers:
+    hides_streams = False
+    """True if some readers of the same rows see other streams."""
+    has_gaps = False
+    """True if what lies between batches is not missing."""
+
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._topics: dict[str, dict[NodeId, int]] = {}
         self._late: dict[str, set[NodeId]] = {}
         """Origins in whose streams a registration does not begin with the first row, by the key of the registration."""
+        self._everywhere: dict[str, frozenset[NodeId]] = {}
+        """Origins whose streams of a selective topic are broadcast: they began before their nodes knew of its
+        spread."""
+        self.began: Callable[[str], None] = lambda topic: None
+        """Called on the loop with the topic of each stream that is new here."""
         self.closed = False
         self.news = 0
         """Rises with every delivery."""
@@ -35,16 +45,29 @@ class Frontiers:
         with self._changed:
             for stream, next_sequence in positions.items():
                 origins = self._topics.setdefault(stream.topic, {})
-                origins[stream.origin] = max(next_sequence, origins.get(stream.origin, 1))
+                known = origins.get(stream.origin)
+                origins[stream.origin] = max(next_sequence, known or 1)
+                if known is None:
+                    self.began(stream.topic)
             self.news += 1
             self._changed.notify_all()
 
-    def cover(self, topic: str, registration: str, ends: Mapping[NodeId, int], begins: Mapping[NodeId, int]) -> None:
-        """A registration of a selective topic is covered up to here, by origin, and begins there. On the loop."""
-        key = covered_key(topic, registration)
+    def show_everywhere(self, topic: str, origins: Iterable[NodeId]) -> None:
+        """Readers of this selective topic see the streams of these origins up to where they are here, whatever is
+        registered."""
         with self._changed:
-            self._topics.setdefault(key, {}).update(ends)
-            self._late[key] = {origin for origin in ends if begins.get(origin, 1) > 1} | self._late.get(key, set())
+            self._everywhere[topic] = frozenset(origins)
+            self.news += 1
+            self._changed.notify_all()
+
+    def cover(self, topic: str, begins: Mapping[str, Mapping[NodeId, int]], ends: Mapping[NodeId, int]) -> None:
+        """Registrations of a selective topic are covered up to these ends, by origin; `begins`: where each of them
+        begins, by origin. On the loop."""
+        with self._changed:
+            for registration, begun in begins.items():
+                key = covered_key(topic, registration)
+                self._topics.setdefault(key, {}).update(ends)
+                self._late.setdefault(key, set()).update(origin for origin in begun if begun[origin] > 1)
             self.news += 1
             self._changed.notify_all()
 
@@ -58,6 +81,11 @@ class Frontiers:
             key = covered_key(topic, registration)
             self._topics.pop(key, None)
             self._late.pop(key, None)
+
+    def shared(self, topic: str) -> tuple[str, "Frontiers"]:
+        """The frontiers of a topic that all readers share which see its rows up to the same positions, and their
+        key."""
+        return topic, self
 
     def refuse_ended(self, is_cancelled: Callable[[], bool]) -> None:
         """Refuse a call that goes on although the node stops or its client has disconnected."""
@@ -133,12 +161,14 @@ def _news(now: Mapping[StreamId, int], seen: Mapping[StreamId, int]) -> bool:
 
 
 def covered_key(topic: str, registration: str) -> str:
-    """Under which the positions of a registration are kept, beside those of topics."""
+    """The key of the positions of a registration, which are kept beside those of topics."""
     return f"{topic}\0{registration}"
 
 
 class CoveredFrontiers(Frontiers):
     """The frontiers of selective topics as one reader sees them: up to where its registrations are covered."""
+
+    hides_streams = has_gaps = True
 
     def __init__(
         self,
@@ -156,6 +186,7 @@ class CoveredFrontiers(Frontiers):
         self._touch = touch
         self._named = named
         self._changed, self._topics, self._late = base._changed, base._topics, base._late
+        self._everywhere = base._everywhere
 
     @property
     def closed(self) -> bool:
@@ -165,6 +196,13 @@ class CoveredFrontiers(Frontiers):
     def closed(self, closed: bool) -> None:
         """Only the base is closed."""
 
+    def shared(self, topic: str) -> tuple[str, Frontiers]:
+        registration = self._registrations.get(topic)
+        if registration is None:
+            return self._base.shared(topic)
+        key = covered_key(topic, registration)
+        return key, CoveredFrontiers(self._base, {topic: registration}, self._touch, None)
+
     def _origins(self, topic: str) -> dict[NodeId, int]:
         registration = self._registrations.get(topic)
         if registration is None:
@@ -172,11 +210,16 @@ class CoveredFrontiers(Frontiers):
         self._touch(registration)
         key = covered_key(topic, registration)
         found, late = self._topics.get(key, {}), self._late.get(key)
-        if not late or self._named is None:
-            return found
-        return {
-            origin: end for origin, end in found.items() if origin not in late or StreamId(origin, topic) in self._named
-        }
+        if late and self._named is not None:
+            found = {
+                origin: end
+                for origin, end in found.items()
+                if origin not in late or StreamId(origin, topic) in self._named
+            }
+        if everywhere := self._everywhere.get(topic):
+            here = self._topics[topic]
+            return found | {origin: here[origin] for origin in everywhere if origin in here}
+        return found
 
     def _positions(self, topics: Iterable[str]) -> dict[StreamId, int]:
         return {

@@ -38,7 +38,7 @@ class NodeRequest:
         self._inner: asyncio.Future[Answer] | None = None
 
     def begin(self, inner: "asyncio.Future[Answer]") -> None:
-        """On the loop."""
+        """Runs on the loop."""
         self._inner = inner
         inner.add_done_callback(self._end)
 

@@ -15,7 +15,7 @@ from m4cast.overlay.door.refusals import Refusal, gone
 from m4cast.overlay.protocol.effects import Staged
 
 BURST_S = 1.0
-"""For how long a client saves what it does not use of its CPU budget. Guess."""
+"""The time for which a client saves what it does not use of its CPU budget. Guess."""
 CPU_CLIENTS_MAX = 1_000
 """Clients whose CPU time is counted separately, as many as there may be tokens; addresses have no other limit."""
 OTHER_CLIENTS = "others"
@@ -220,7 +220,7 @@ class FilterCpu:
     def __init__(self) -> None:
         self._spent_s: dict[str, float] = {}
         self._paid_until: dict[str, float] = {}
-        """On the monotonic clock: when the budget of a client has paid for what it used."""
+        """The time, on the monotonic clock, at which the budget of a client has paid for what it used."""
         self._lock = threading.Lock()
 
     def spend(self, client: str, cpu_s: float, share: float | None) -> float:

@@ -30,7 +30,7 @@ def gone() -> Refusal:
 
 
 def internal(error: Exception) -> Refusal:
-    """For a bug of ours, or memory or threads that the system denies. The error is logged."""
+    """The refusal for a bug of ours, or for memory or threads that the system denies. The error is logged."""
     log.error("unexpected error in the door", exc_info=error)
     return Refusal("internal", f"{type(error).__name__}: see the node's log")
 

@@ -3,6 +3,8 @@
 The bodies of actions are parsed where the actions are performed; `actions` lists them.
 """
 
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -62,7 +64,7 @@ class ClientReader:
     key: str
     connection: int
     version: int = 0
-    """For a member of a group: the version of the positions that the read begins from."""
+    """The version of the positions that a read by a member of a group begins from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ class Get:
     is_table: bool = False
     """Only the rows that stand. Of one topic, from its beginning."""
     with_removals: bool = False
-    """For a table: True if removals are returned, too."""
+    """True if removals of a table are returned, too."""
     wanted: Mapping[str, Profile] | None = None
     """A filter for each topic, in its place."""
     left_out: tuple[LeftOut, ...] = ()
@@ -93,9 +95,9 @@ class Get:
     attached: ClientReader | None = None
     """The client that reads: the read ends when its connection is over."""
     standing: Frontier | None = None
-    """For a table: return only rows that stand below this position of its streams. None: all."""
+    """The position below which rows of a table must stand to be returned. None: all are."""
     retained: Frontier | None = None
-    """With `standing`: refuse if rows from this position on were removed here. None: what stands may have gone."""
+    """The read is refused if rows from this position on were removed here (with `standing`). None: they may be gone."""
     sparse: tuple[str, ...] = ()
     """Topics in which what lies between batches is passed over."""
 
@@ -124,7 +126,7 @@ class GetInterest:
 
 
 def parse_put(path: list[bytes] | None, command: bytes | None) -> Put:
-    """From a descriptor: a path of one topic, or a command."""
+    """Read a descriptor: a path of one topic, or a command."""
     if path:
         return Put(topic=_path_topic(path))
     names = ("topic", "key", "expect", "next", "moves", "rows", "acks", "stage", "restore", "timeout_ms")
@@ -180,7 +182,7 @@ _PROFILE_FIELDS = (
     *("profiles", "left_out", "standing", "retained", "key", "connection", "version", "compression"),
 )
 CONDITIONS_MAX = 1_000
-"""In one ticket."""
+"""The most conditions in one ticket."""
 
 
 _TABLE_FIELDS = ("read", "topic", "end", "removed", "where", "language", "timeout_ms", "compression")
@@ -246,11 +248,11 @@ def _get_rows(fields: Fields, form: Form) -> Get:
     end = fields.get("end")
     if end == "earliest" or (isinstance(end, int) and not isinstance(end, bool)):
         raise bad_request(f"end is {shown(end)}: must be a frontier, latest or null")
-    parsed_end = None if end is None else _edge(end, "end")
+    parsed_end = None if end is None else parsed_start(end, "end")
     assert not isinstance(parsed_end, int) and parsed_end != "earliest"
     return Get(
         topics=fields.topics(),
-        start=_edge(fields.get("start", "earliest"), "start"),
+        start=parsed_start(fields.get("start", "earliest"), "start"),
         end=parsed_end,
         skip_missing=_skips_missing(fields),
         timeout_s=fields.seconds("timeout_ms"),
@@ -262,7 +264,7 @@ def _get_rows(fields: Fields, form: Form) -> Get:
 
 
 def _get_table(fields: Fields) -> Get:
-    end = _edge(fields.get("end", "latest"), "end")
+    end = parsed_start(fields.get("end", "latest"), "end")
     if isinstance(end, int) or end == "earliest":
         raise bad_request(f"end is {shown(end)}: must be a frontier or latest")
     return Get(
@@ -298,7 +300,7 @@ def _get_profiles(fields: Fields) -> Get:
             parse_condition(each.get("where"), each.get("language"))
         )
     end, key = fields.get("end"), fields.text("key", None)
-    start = _edge(fields.get("start", {}), "start")
+    start = parsed_start(fields.get("start", {}), "start")
     if not isinstance(start, dict) or not isinstance(end, dict | None):
         raise bad_request("start and end must be frontiers: {topic: {origin: next}}")
     standing = fields.get("standing")
@@ -359,16 +361,28 @@ def _ranges(written: object) -> Ranges:
     return {stream.origin: (first, nexts[stream]) for stream, first in firsts.items()}
 
 
+class FilterClock(threading.local):
+    """The CPU time that a thread has spent on parsing filters of requests so far, refused ones included."""
+
+    parsing_s = 0.0
+
+
+filter_clock = FilterClock()
+
+
 def parse_condition(where: object, language: object) -> Profile:
     """A condition and its language; null: every row, and sql."""
     if not isinstance(where, str | None) or not isinstance(language, str | None):
         raise bad_request(f"where and language must be text or null, not {shown(where)} and {shown(language)}")
     if where is None:
         return EVERYTHING
+    began_s = time.thread_time()
     try:
         return parse(where) if language is None else parse(where, language)
     except (FilterError, UnknownLanguageError) as error:
         raise bad_request(f"where: {error}") from error
+    finally:
+        filter_clock.parsing_s += time.thread_time() - began_s
 
 
 def parse_filter(fields: Fields) -> Profile | None:
@@ -393,7 +407,7 @@ def _compression(fields: Fields) -> Compression | None:
             raise bad_request(f"compression is {shown(other)}: must be lz4 or zstd")
 
 
-def _edge(value: object, name: str) -> Frontier | Edge | int:
+def parsed_start(value: object, name: str) -> Frontier | Edge | int:
     if value == "earliest":
         return "earliest"
     if value == "latest":

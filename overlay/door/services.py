@@ -36,14 +36,16 @@ from m4cast.overlay.door.read.deliveries import Deliveries
 from m4cast.overlay.door.read.explaining import Explaining
 from m4cast.overlay.door.read.extents import StreamExtents
 from m4cast.overlay.door.read.filtering import FilteredReading
+from m4cast.overlay.door.read.live_matching import SharedMatches
 from m4cast.overlay.door.read.pacing import Pacing
 from m4cast.overlay.door.read.portions import PortionReader
 from m4cast.overlay.door.read.reading import Reading, whole_streams
 from m4cast.overlay.door.refusals import Refusal, bad_request, internal
-from m4cast.overlay.door.requests import Get, GetDeliveries, GetInterest, GetRoster, Put
+from m4cast.overlay.door.requests import Get, GetDeliveries, GetInterest, GetRoster, Put, filter_clock
 from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.catalogue import Catalogue
 from m4cast.overlay.door.rows.summaries import FilteredColumns, Summaries
+from m4cast.overlay.door.selected.begins import Start
 from m4cast.overlay.door.selected.costs import FilterCosts
 from m4cast.overlay.door.selected.reads import SelectiveReads
 from m4cast.overlay.errors import StoreError
@@ -131,7 +133,11 @@ class Services:
         self.frontiers.close()
         self.publishing.close()
         self.clients.close()
-        self.topics.compaction.close(self.timeout_s)
+
+    async def ended(self) -> None:
+        """Wait for the threads that work for clients, after `close`: what they do needs the loop."""
+        await asyncio.to_thread(self.clients.ended)
+        await asyncio.to_thread(self.topics.compaction.close, self.timeout_s)
 
     def answer(self, call: str, function: Callable[[], T], lost: type[Exception]) -> T:
         """The function's result. An error ends the call and is counted here; the caller counts a good end. `lost` is
@@ -157,6 +163,15 @@ class Services:
             refusal = internal(error)
         self.calls.ended(call, refusal.code)
         raise refusal
+
+    def parsed(self, work: Callable[[], T], caller: Caller) -> T:
+        """The result of the work. If it parses filters, refused ones included, the caller pays for that."""
+        before_s = filter_clock.parsing_s
+        try:
+            return work()
+        finally:
+            if filter_clock.parsing_s > before_s:
+                self._filtered_reading.pacing.pay(caller, filter_clock.parsing_s - before_s)
 
     # ---- rows
 
@@ -190,7 +205,8 @@ class Services:
                 whose = {} if get.form == "rows" else {"node_id": self.node_id(), "channel": self.channel}
                 if get.wanted is not None:
                     return self._read_wanted(get, get.wanted, caller)
-                if self.topics.selective.topics and self.topics.selective.among(get.topics):
+                selective = self.topics.selective
+                if selective.topics and selective.among(get.topics) and not selective.is_own(get):
                     return self._read_selected(get, caller, whose)
                 if get.profile is not None or get.is_table or caller.rights.where:
                     return self._read_filtered(get, caller, whose)
@@ -223,7 +239,7 @@ class Services:
         return self._filtered_reading.under(view, reading).read(get, profiles, caller, whose)
 
     def _read_wanted(self, get: Get, wanted: Mapping[str, Profile], caller: Caller) -> tuple[pa.Schema, Iterator[Any]]:
-        """For a client: the read ends when its connection does."""
+        """The rows that a caller may see, filtered. A client's read ends when its connection does."""
         profiles: dict[str, Profile] = {topic: wanted[topic] for topic in _own_topics(get)}
         for topic in get.topics:
             if topic not in profiles:
@@ -256,14 +272,17 @@ class Services:
 
     # ---- what several actions need
 
-    def seen_by(
-        self, topics: tuple[str, ...], profile: Profile | None, caller: Caller, start: Frontier | str | int
-    ) -> Frontiers:
+    def seen_by(self, topics: tuple[str, ...], profile: Profile | None, caller: Caller, start: Start) -> Frontiers:
         """The frontiers that a reader sees that starts there: of selective topics, up to where its rows are here."""
         selective = self.topics.selective
         if not selective.topics or not topics or not selective.among(topics):
             return self.frontiers
         return selective.view(topics, caller.rights.filters(topics, profile) or {}, caller, start)
+
+    def shared_matches(self, get: Get, caller: Caller, seen: Frontiers, ring: Callable[[], None]) -> SharedMatches:
+        """The matching of new rows that a tail with a filter shares with those of all transports, once it is level with
+        its topics. `ring` is called from any thread when rows were matched. The caller closes it."""
+        return self._filtered_reading.shared(caller.rights.filters(get.topics, get.profile), seen, ring)
 
     def readable(self, topics: tuple[str, ...] | None, rights: Rights) -> tuple[str, ...]:
         """The requested topics, refused if one may not be read; None: all known topics that may be read."""

@@ -284,7 +284,7 @@ class Addition:
         self._rest += [level for level in levels if request.bits >> level & 1 and level != done]
 
     def ask_rest(self) -> None:
-        """Once the connections beside this node are known, ask for the gateways that are still wished for."""
+        """Ask for the gateways that are still missing, once the connections beside this node are known."""
         levels, self._rest = self._rest, []
         for level in levels:
             addresses = self._beside(level)
@@ -419,7 +419,3 @@ class Addition:
         """Links of this level that this node may still have; what is reserved counts as used."""
         reserved = sum(each.level == level for each in self._reserved.values())
         return self._vertex.settings.links_max[level] - len(self._vertex.links_of(level)) - reserved
-
-    def admits(self, link: UnitLink) -> bool:
-        """True if a link that came up is within the threshold, or was reserved."""
-        return link.address in self._reserved or self._room(link.level) >= 0

@@ -10,6 +10,7 @@ Nothing of it is kept: who restarts sends, or is sent, a batch too many.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from m4cast.overlay.federation.contract import MailUnknown, TopicQuenched
 from m4cast.overlay.federation.gateways import Gateways
@@ -35,15 +36,25 @@ TELL_AGAIN_MS = 10_000
 TopicKey = tuple[int, str]
 
 
+@dataclass(slots=True)
+class ToldPublisher:
+    """A publishing node that was told that nobody wants a topic."""
+
+    origin: Chain
+    at_ms: int
+    wanted_ms: int | None = None
+    """Since when it has been told that somebody does, and has not answered."""
+
+
 class Answers:
     def __init__(self, vertex: Vertex, gateways: Gateways, interest: UnitInterest) -> None:
         self._vertex = vertex
         self._gateways = gateways
         self._interest = interest
-        self.told: dict[TopicKey, dict[UnitId, tuple[Chain, int]]] = {}
-        """As gatekeeper: level and topic -> publishing nodes that were told that it is quiet, and when."""
+        self.told: dict[TopicKey, dict[UnitId, ToldPublisher]] = {}
+        """Gatekeeper: level and topic -> publishing nodes that were told that it is quiet."""
         self.quiet: dict[str, dict[int, tuple[GateId, ...]]] = {}
-        """As publisher: topic -> levels at which nobody wants it -> by the word of which gatekeeper."""
+        """Publisher: topic -> levels at which nobody wants it -> the gatekeeper that said so."""
         self._quenched: dict[str, None] = {}
 
     # ---- as gatekeeper
@@ -57,13 +68,13 @@ class Answers:
         key, now_ms = (level, event.topic), self._vertex.now_ms
         nodes = self.told.get(key, {})
         before = nodes.get(event.origin[0])
-        if before is not None and now_ms - before[1] < TELL_AGAIN_MS:
+        if before is not None and now_ms - before.at_ms < TELL_AGAIN_MS:
             return
         if before is None and sum(map(len, self.told.values())) >= TOLD_MAX:
             return
         if self._interest.tables.is_wanted(level, event.topic, event.origin[level - 1]):
             return
-        self.told.setdefault(key, {})[event.origin[0]] = (event.origin, now_ms)
+        self.told.setdefault(key, {})[event.origin[0]] = ToldPublisher(event.origin, now_ms)
         gates = self._gateways.own_gates(level)
         self._gateways.send_note(TopicQuiet(event.origin, level, event.topic, gates))
 
@@ -72,18 +83,24 @@ class Answers:
         return self._vertex.settings.top_filter
 
     def review(self) -> None:
-        """Tell publishers of topics that are wanted by now; again at each check until they answer."""
+        """Tell publishers of topics that are wanted by now; again at each check until they answer, at most for
+        `absent_ms`: one that never does is gone, and does not keep a want from being confirmed for ever."""
         withheld: dict[int, dict[str, None]] = {}
+        now_ms = self._vertex.now_ms
         for (level, topic), nodes in list(self.told.items()):
             is_holder = self._gateways.holds(level)
-            for node, (origin, _) in list(nodes.items()):
+            for node, told in list(nodes.items()):
+                origin = told.origin
                 if is_holder and not self._interest.tables.is_wanted(level, topic, origin[level - 1]):
+                    told.wanted_ms = None
                     continue
+                if told.wanted_ms is None:
+                    told.wanted_ms = now_ms
                 self._gateways.send_note(TopicWanted(origin, level, topic, self._vertex.chain))
-                if is_holder and self._gateways.is_reached(self._gateways.towards(origin)):
+                if not is_holder or now_ms - told.wanted_ms >= self._vertex.settings.absent_ms:
+                    del nodes[node]  # it does not trust this node any more, or is not there
+                elif self._gateways.is_reached(self._gateways.towards(origin)):
                     withheld.setdefault(level, {})[topic] = None
-                else:
-                    del nodes[node]  # it does not trust this node any more
             if not nodes:
                 del self.told[level, topic]
         self._interest.withheld = withheld

@@ -31,7 +31,7 @@ class FederationSettings:
     links_max: tuple[int, ...] = (8, 4, 4, 4, 4, 4, 4, 4)
     """The most links of each level at this node (GES's connection thresholds). More: shorter ways, more to tell."""
     hosts_refused: tuple[str, ...] = ()
-    """Newcomers whose host begins with one of these are refused."""
+    """Newcomers whose address begins with one of these are refused."""
     top_filter: bool = True
     """Units of the top level get what somebody inside wants. False: they get every batch, as in the paper."""
     news_delay_ms: int = 5
@@ -39,7 +39,8 @@ class FederationSettings:
     check_ms: int = 2_000
     """The interval at which loads and overdue acknowledgements are checked. GES: every few seconds."""
     suspect_ms: int = 3_000
-    """A link whose acknowledgement is overdue by this is suspected. Longer: a stalled link holds batches for longer."""
+    """A link that acknowledges nothing for this long, of what was sent, is suspected. Longer: a stalled link holds
+    batches for longer."""
     call_ms: int = 2_000
     """The time to wait for the answer to a call. A place is reserved for five times as long. Guess."""
     retry_ms: int = 1_000
@@ -142,10 +143,12 @@ class LinkHeard:
 
 @value
 class LinkDelay:
-    """The time for which messages wait for the link, measured by the driver."""
+    """The time for which messages wait for the link, measured by the driver. `waits_from`: the number of the first copy
+    that the driver has not sent yet; 0: it has sent all."""
 
     conn: int
     delay_ms: int
+    waits_from: int = 0
 
 
 @value
@@ -316,7 +319,8 @@ class ClientRefused:
 
 @value
 class TopicQuenched:
-    """Nobody wants anything of the topic anywhere: what is published of it here is sent to nobody. Or somebody does."""
+    """Output: no unit wants anything of the topic, so what is published of it here is sent nowhere; or some unit does
+    again."""
 
     topic: str
     is_quenched: bool
@@ -324,7 +328,7 @@ class TopicQuenched:
 
 @value
 class MailUnknown:
-    """Nobody answers for these clients, so that a batch of this node did not reach them."""
+    """Output: no unit answers for these clients, so a batch of this node did not reach them."""
 
     event: EventId
     clients: tuple[str, ...]
@@ -373,7 +377,7 @@ class PartitionChanged:
 
 @value
 class MatchedUnits:
-    """For the trace of a batch: a gatekeeper matched it for a unit, and these sub-units get it."""
+    """A step of a batch's trace: a gatekeeper matched it for a unit, and these sub-units get it."""
 
     event: EventId
     unit: Unit

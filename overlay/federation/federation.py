@@ -55,6 +55,7 @@ from m4cast.overlay.federation.messages import (
     EventAck,
     EventCopy,
     GatewayNews,
+    GatewayStatus,
     LinkMessage,
     LinkProbe,
     NoteBody,
@@ -141,7 +142,7 @@ class Federation:
         self._messages: dict[type[LinkMessage], Callable[[UnitLink, Any], None]] = {
             UnitHello: self._hello,
             GatewayNews: self._news,
-            RoutedNote: lambda link, note: self.gateways.pass_on(note),
+            RoutedNote: self._note,
             EventCopy: self._copy,
             EventAck: self._ack,
             LinkProbe: self._probe,
@@ -165,8 +166,8 @@ class Federation:
         if self.vertex.place is not place:
             moved = [level for level, unit in enumerate(place) if self.vertex.place[level] != unit]
             self.interest.place_changed(moved[0])
-        if self.gateways.revision != self._revision:
-            self._revision = self.gateways.revision
+        if self.gateways.revisions[-1] != self._revision:
+            self._revision = self.gateways.revisions[-1]
             self.interest.table_changed()
             self.answers.table_changed()
             self.routing.sync_retry()
@@ -186,6 +187,7 @@ class Federation:
                 case NewsDue():
                     self.gateways.send_news()
                 case AnnounceDue():
+                    self.interest.renew()
                     self.answers.review()
                     self.interest.announce()
                     self.roaming.tell_previous()
@@ -211,7 +213,9 @@ class Federation:
             if link.is_suspected:
                 vertex.send(link, LinkProbe())
             oldest = next(iter(link.unacked.values()), None)
-            if oldest is not None and vertex.now_ms - oldest.at_ms >= settings.suspect_ms and not link.is_suspected:
+            if oldest is None or link.is_suspected:
+                continue
+            if vertex.now_ms - max(oldest.at_ms, link.moved_ms) >= settings.suspect_ms:
                 self.gateways.suspect(link)
                 self.routing.withdraw(link)
         self.interest.ask_again()
@@ -284,13 +288,17 @@ class Federation:
         link = self.vertex.links.get(load.conn)
         if link is not None:
             self.gateways.load(link, load.delay_ms)
+            if load.waits_from and next(iter(link.unacked), 0) >= load.waits_from:
+                link.moved_ms = self.vertex.now_ms
 
     # ---- messages
 
     def _news(self, link: UnitLink, news: GatewayNews) -> None:
         records = sorted(news.records, key=lambda each: each.unit.level)
-        learned = [record for record in (*records, *records) if self.vertex.learn_record(record)]
-        for record in learned:  # twice: those of units beside make sense when the own ones are there
+        learned = [record for record in records if self.vertex.learn_record(record)]
+        if learned:  # again: those of units beside make sense when the own ones are there
+            learned += [record for record in records if self.vertex.learn_record(record)]
+        for record in learned:
             self.gateways.tell_record(record, link)
         if learned:
             for record in self.vertex.clashing():
@@ -316,23 +324,34 @@ class Federation:
         if self.vertex.learn_record(record):
             self.gateways.tell_record(record, None)
 
+    def _note(self, link: UnitLink, note: RoutedNote) -> None:
+        """Pass a note on. That a topic is quiet may have been overtaken where an end suspects the link, or did of late;
+        whoever still sends is told again."""
+        connection = self.gateways.connections.get(link.connection)
+        is_in_order = connection is not None and connection.status is GatewayStatus.UP and not link.is_behind
+        if is_in_order or not isinstance(note.body, TopicQuiet):
+            self.gateways.pass_on(note)
+
     def _copy(self, link: UnitLink, copy: EventCopy) -> None:
         self.routing.receive(copy)
         self.vertex.send(link, EventAck(copy.number))
 
     def _ack(self, link: UnitLink, ack: EventAck) -> None:
         self._works(link)
+        link.moved_ms = self.vertex.now_ms
         self.routing.acknowledged(link, ack.number)
 
     def _probe(self, link: UnitLink, probe: LinkProbe) -> None:
         if probe.is_answer:
             self._works(link)
+            link.is_behind = False
         else:
             self.vertex.send(link, LinkProbe(is_answer=True))
 
     def _works(self, link: UnitLink) -> None:
         if link.is_suspected:
             self.gateways.restore(link)
+            self.vertex.send(link, LinkProbe())
 
     # ---- leaving
 

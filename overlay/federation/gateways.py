@@ -34,6 +34,7 @@ EXTRA_STEP_MS = 10
 """GES A6 (ours): a cost of 1 for each 10 ms that messages wait for the link, at most 8."""
 SMOOTHING = 0.3
 """The share of the latest measurement in a link's delay; guess. Higher: quicker to react, and to err."""
+NEWS_DUE = NewsDue()
 
 
 class Gateways:
@@ -44,11 +45,13 @@ class Gateways:
         self.graph = ConnectivityGraph(vertex.me, vertex.top)
         self.connections: dict[bytes, GatewayConnection] = {}
         self.removed: dict[bytes, tuple[GatewayConnection, int]] = {}
-        """With the time: they are remembered for a while, so that older news does not revive them."""
+        """Removed connections, and the times: remembered for a while, so that older news does not revive them."""
         self._alive: dict[int, dict[bytes, None]] = {level: {} for level in range(vertex.top + 1)}
         """Level -> connections whose ends, one or both, have not been removed."""
-        self.revision = 0
-        """Counts changes of the table."""
+        self.revisions = [0] * (vertex.top + 1)
+        """The number of changes of connections up to each level: the last counts all changes."""
+        self.losses = 0
+        """Counts connections that were removed or forgotten."""
         self._own: dict[bytes, UnitLink] = {}
         self._coarse: dict[bytes, tuple[GatewayConnection, int]] = {}
         """Gateways that others believe an own unit to have, and that nobody inside has told of -> since when."""
@@ -59,8 +62,8 @@ class Gateways:
         """The revisions of the table and of the records at the last check."""
         self._partitions: dict[int, dict[Unit, int]] = {}
         """Level -> units beside the own one that cannot be reached -> since when."""
-        self._gates: tuple[int, dict[int, tuple[tuple[GateId, ...], tuple[GateId, ...]]]] = (-1, {})
-        """The revision of the table -> level -> gates, and those that are this node's."""
+        self._gates: dict[int, tuple[int, tuple[tuple[GateId, ...], tuple[GateId, ...]]]] = {}
+        """Level -> the revision, and by it the gates, and those that are this node's."""
         self.notes: list[tuple[NoteBody, tuple[GateId, ...]]] = []
         """Notes for this node, with the gates that they were sent to: they are handled next."""
 
@@ -91,7 +94,7 @@ class Gateways:
             self._state(link, status=GatewayStatus.REMOVED)
 
     def suspect(self, link: UnitLink) -> None:
-        link.is_suspected = True
+        link.is_suspected = link.is_behind = True
         self._state(link, status=GatewayStatus.SUSPECTED)
 
     def restore(self, link: UnitLink) -> None:
@@ -146,7 +149,8 @@ class Gateways:
             self._coarse.setdefault(news.id, (news, self._vertex.now_ms))
             return False
         finer = news if held is None or self._is_coarse(held) else held
-        merged = replace(finer, sides=_later_sides(held or news, news))
+        sides = news.sides if held is None else _later_sides(held, news)
+        merged = finer if finer.sides == sides else replace(finer, sides=sides)
         if sender is not None and sender.level <= merged.level and merged.sides != news.sides:
             sender.news[news.id] = None  # it has missed something
             self.news_due()
@@ -180,7 +184,9 @@ class Gateways:
 
     def _is_coarse(self, connection: GatewayConnection) -> bool:
         """True if an end is one of the own units, as others see it."""
-        return any(end.level >= 1 and self._vertex.is_mine(end) for end in connection.ends)
+        (low, low_id), (high, high_id) = connection.ends
+        place = self._vertex.place
+        return (low >= 1 and place[low] == low_id) or (high >= 1 and place[high] == high_id)
 
     def _refute(self, merged: GatewayConnection, own: UnitLink) -> None:
         """Others declared this node's end gone, or speak of a state that it is not in."""
@@ -189,11 +195,12 @@ class Gateways:
         self._learn_side(merged, own.side, GatewaySide(generation, status, own.extra))
 
     def _store(self, connection: GatewayConnection) -> None:
-        self.revision += 1
-        edge = _edge(connection)
+        self._count_change(connection)
+        edge, status = _edge(connection), connection.status
         self.connections.pop(connection.id, None)
         self.removed.pop(connection.id, None)
-        if connection.status is GatewayStatus.REMOVED:
+        if status is GatewayStatus.REMOVED:
+            self.losses += 1
             self.removed[connection.id] = (connection, self._vertex.now_ms)
         else:
             self.connections[connection.id] = connection
@@ -201,19 +208,25 @@ class Gateways:
             self._alive[connection.level].pop(connection.id, None)
         else:
             self._alive[connection.level][connection.id] = None
-        if connection.status is GatewayStatus.UP:
+        if status is GatewayStatus.UP:
             self.graph.put(edge, connection.id, connection.extra)
         else:
             self.graph.remove(edge, connection.id)
 
+    def _count_change(self, connection: GatewayConnection) -> None:
+        for level in range(connection.level, self._vertex.top + 1):
+            self.revisions[level] += 1
+
     # ---- telling
 
     def _tell(self, connection: bytes, sender: UnitLink | None) -> None:
-        level = self.known(connection).level
+        level, is_due = self.known(connection).level, False
         for link in self._vertex.links.values():
             if link.peer and link is not sender and link.level <= level:
                 link.news[connection] = None
-                self.news_due()
+                is_due = True
+        if is_due:
+            self.news_due()
 
     def known(self, connection: bytes) -> GatewayConnection:
         return self.connections.get(connection) or self.removed[connection][0]
@@ -226,7 +239,7 @@ class Gateways:
                 self.news_due()
 
     def news_due(self) -> None:
-        self._vertex.timers.set_sooner(NewsDue(), self._vertex.now_ms + self._vertex.settings.news_delay_ms)
+        self._vertex.timers.set_sooner(NEWS_DUE, self._vertex.now_ms + self._vertex.settings.news_delay_ms)
 
     def _send_whole(self, link: UnitLink) -> None:
         records = tuple(each for each in self._vertex.records.values() if each.unit.level >= link.level)
@@ -248,7 +261,9 @@ class Gateways:
             self._vertex.send(link, news)
 
     def _rewritten(self, connection: GatewayConnection, level: int) -> GatewayConnection:
-        """As it is told over a link of this level: an inner end becomes the own unit of that level."""
+        """The form in which it is told over a link of this level: an inner end becomes the own unit of that level."""
+        if level == 0 or connection.level == 0:
+            return connection
         near = self._vertex.unit(level)
         one, other = (near if end.level < connection.level and level > end.level else end for end in connection.ends)
         return connection if (one, other) == connection.ends else replace(connection, ends=(one, other))
@@ -265,26 +280,23 @@ class Gateways:
         return self._gates_of(level)[1]
 
     def _gates_of(self, level: int) -> tuple[tuple[GateId, ...], tuple[GateId, ...]]:
-        revision, found = self._gates
-        if revision != self.revision:
-            found = {}
-            self._gates = (self.revision, found)
-        if level not in found:
+        revision = self.revisions[min(level, self._vertex.top)]
+        found = self._gates.get(level)
+        if found is None or found[0] != revision:
             gates = self._find_gates(level)
-            found[level] = (gates, tuple(gate for gate in gates if self.is_own(gate)))
-        return found[level]
+            found = self._gates[level] = (revision, (gates, tuple(gate for gate in gates if self.is_own(gate))))
+        return found[1]
 
     def _find_gates(self, level: int) -> tuple[GateId, ...]:
+        me, removed = self._vertex.me, GatewayStatus.REMOVED
         for lower in range(min(level, self._vertex.top), -1, -1):
-            gates = tuple(
-                GateId(each.id, side)
-                for each in self.of_level(lower)
-                for side in (0, 1)
-                if each.sides[side].status is not GatewayStatus.REMOVED
-                and (lower < level or each.ends[side].level < level or each.ends[side] == self._vertex.me)
-            )
+            gates: list[GateId] = []
+            for each in self.of_level(lower):
+                for side, (stated, end) in enumerate(zip(each.sides, each.ends, strict=True)):
+                    if stated.status is not removed and (lower < level or end.level < level or end == me):
+                        gates.append(GateId(each.id, side))
             if gates:
-                return gates
+                return tuple(gates)
         return ()
 
     def of_level(self, level: int) -> Iterator[GatewayConnection]:
@@ -371,9 +383,9 @@ class Gateways:
     def check_reach(self) -> None:
         """Declare gatekeepers of the own cluster gone that stay out of reach; forget what is stale; see partitions."""
         settings, now_ms = self._vertex.settings, self._vertex.now_ms
-        if self._checked == (self.revision, self._vertex.revision) and not self._lost and not self._coarse:
+        if self._checked == (self.revisions[-1], self._vertex.revision) and not self._lost and not self._coarse:
             return  # most checks find that nothing has changed
-        self._checked = (self.revision, self._vertex.revision)
+        self._checked = (self.revisions[-1], self._vertex.revision)
         lost: dict[bytes, int] = {}
         for each in [*self.connections.values(), *self.half_removed()]:
             if each.id in self._own:
@@ -417,7 +429,7 @@ class Gateways:
         return end.level == 0 and status is not GatewayStatus.REMOVED and not self.is_reached(end)
 
     def _has_company(self) -> bool:
-        """Somebody else of the cluster is in reach: a node alone declares nobody dead."""
+        """True if another node of the cluster is in reach: a node that is alone declares none dead."""
         return bool(self._vertex.links_of(0))
 
     def is_reached(self, unit: Unit) -> bool:
@@ -434,7 +446,8 @@ class Gateways:
         return bool(self._lost or self._coarse or any(self._partitions.values()))
 
     def _drop(self, connection: GatewayConnection) -> None:
-        self.revision += 1
+        self._count_change(connection)
+        self.losses += 1
         self._alive[connection.level].pop(connection.id, None)
 
     def _check_partitions(self) -> None:

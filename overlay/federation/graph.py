@@ -61,12 +61,12 @@ Avoided = tuple[Unit, ...]
 
 
 class ConnectivityGraph:
-    """Edges with the connections behind them, and the paths from the vertex."""
+    """Edges with their connections, and the paths from the vertex."""
 
     def __init__(self, vertex: Unit, top: int) -> None:
         self.vertex = vertex
         self._top = top
-        self._behind: dict[Edge, dict[bytes, int]] = {}
+        self._connections: dict[Edge, dict[bytes, int]] = {}
         """Edge -> id of each connection that may be used -> its extra cost."""
         self._weights: dict[Edge, tuple[int, int]] = {}
         """Edge -> its cost and its link count."""
@@ -79,22 +79,22 @@ class ConnectivityGraph:
     # ---- edges
 
     def put(self, edge: Edge, connection: bytes, extra: int) -> None:
-        """The connection is behind this edge, and its use costs so much more."""
-        behind = self._behind.get(edge)
-        if behind is None:
-            behind = self._behind[edge] = {}
+        """Note that the connection is one of this edge, and that its use costs so much more."""
+        connections = self._connections.get(edge)
+        if connections is None:
+            connections = self._connections[edge] = {}
             for end in (edge.low, edge.high):
                 self._at.setdefault(end, {})[edge.other(end)] = edge
-        if behind.get(connection) != extra:
-            behind[connection] = extra
+        if connections.get(connection) != extra:
+            connections[connection] = extra
             self._weigh(edge)
 
     def remove(self, edge: Edge, connection: bytes) -> None:
-        behind = self._behind.get(edge)
-        if behind is None or behind.pop(connection, None) is None:
+        connections = self._connections.get(edge)
+        if connections is None or connections.pop(connection, None) is None:
             return
-        if not behind:
-            del self._behind[edge]
+        if not connections:
+            del self._connections[edge]
             for end in (edge.low, edge.high):
                 del self._at[end][edge.other(end)]
                 if not self._at[end]:
@@ -102,20 +102,20 @@ class ConnectivityGraph:
         self._weigh(edge)
 
     def _weigh(self, edge: Edge) -> None:
-        """The edge is new, gone, or costs something else. The extra counts only if every connection behind it has
+        """The edge is new, gone, or costs something else. The extra counts only if every connection of it has
         one."""
-        behind = self._behind.get(edge)
-        if behind is None:
+        connections = self._connections.get(edge)
+        if connections is None:
             del self._weights[edge]
         else:
-            self._weights[edge] = (edge.base_cost() + min(behind.values()), len(behind))
+            self._weights[edge] = (edge.base_cost() + min(connections.values()), len(connections))
         for by_level in self._cache.values():
             for stale in [each for each in by_level if each >= edge.level]:
                 del by_level[stale]
 
     def edges(self) -> Iterator[tuple[Edge, int, int]]:
         """Each edge with its cost and its link count."""
-        return ((edge, *self._weights[edge]) for edge in sorted(self._behind, key=_order))
+        return ((edge, *self._weights[edge]) for edge in sorted(self._connections, key=_order))
 
     def up_links(self, unit: Unit) -> list[Unit]:
         """L_UL: the ends of its edges to units of its own level and below."""

@@ -55,6 +55,10 @@ class UnitInterest:
         self._gateways = gateways
         self.clients = clients
         """The wants at this node, by name: P^0."""
+        self._by_topic: dict[str, dict[str, UnitWant]] = {}
+        """The same, by topic: a batch meets those of its own alone."""
+        for name, want in clients.items():
+            self._by_topic.setdefault(want.topic, {})[name] = want
         self._since: dict[str, WantsVersion] = {}
         """Name -> the announcement that has it first."""
         self._confirmed: dict[str, int] = {}
@@ -63,6 +67,8 @@ class UnitInterest:
         self.held = self.tables.held
         self.announced: dict[int, AnnouncedWants] = {}
         self._announced_at_ms = -PACE * vertex.settings.news_delay_ms
+        self._losses = 0
+        """The connections that were lost when tables were last freed of their gates."""
         self._last_number = 0
         """The number of the latest announcement: one that is given up and made again has a higher number than
         before."""
@@ -74,7 +80,11 @@ class UnitInterest:
     # ---- clients
 
     def want(self, name: str, want: UnitWant) -> None:
+        before = self.clients.get(name)
+        if before is not None and before.topic != want.topic:
+            self._drop_topic(name, before)
         self.clients[name] = want
+        self._by_topic.setdefault(want.topic, {})[name] = want
         self._vertex.out.append(KeepValue(("want", name), want))
         self._since.pop(name, None)
         self._confirmed.pop(name, None)
@@ -82,11 +92,19 @@ class UnitInterest:
         self.changed()
 
     def unwant(self, name: str) -> None:
-        if self.clients.pop(name, None) is not None:
+        want = self.clients.pop(name, None)
+        if want is not None:
+            self._drop_topic(name, want)
             self._vertex.out.append(KeepValue(("want", name), None))
             for table in (self._since, self._confirmed, self._seen):
                 table.pop(name, None)
             self.changed()
+
+    def _drop_topic(self, name: str, want: UnitWant) -> None:
+        of_topic = self._by_topic[want.topic]
+        del of_topic[name]
+        if not of_topic:
+            del self._by_topic[want.topic]
 
     def changed(self) -> None:
         self._is_stale = True
@@ -94,7 +112,8 @@ class UnitInterest:
 
     def names_for(self, event: UnitEvent) -> tuple[str, ...]:
         matched: dict[bytes, bool] = {}
-        return tuple(name for name, want in self.clients.items() if may_want(want, event, matched))
+        wants = self._by_topic.get(event.topic, {})
+        return tuple(name for name, want in wants.items() if may_want(want, event, matched))
 
     def saw(self, names: Iterable[str], level: int) -> None:
         """A batch that was issued in the own unit of this level came."""
@@ -129,24 +148,30 @@ class UnitInterest:
     def table_changed(self) -> None:
         """Connections came or went: gatekeepers may be others, and what was active with those that went is not."""
         is_gate = self._gateways.is_gate
-        for announced in self.announced.values():
-            for table in (announced.active, announced.sent, announced.told):
-                for gate in [gate for gate in table if not is_gate(gate)]:
-                    del table[gate]
+        if self._losses != self._gateways.losses:
+            self._losses = self._gateways.losses
+            for announced in self.announced.values():
+                for table in (announced.active, announced.sent, announced.told):
+                    for gate in [gate for gate in table if not is_gate(gate)]:
+                        del table[gate]
         for level, held in self.held.items():
             if held and not self._gateways.holds(level):
                 self.tables.let_go(level)
         self._is_stale |= self.tables.mark_heard()
         self.changed()
 
-    def announce(self) -> None:
-        """Bring announcements up to date, from below, and send what is not acknowledged."""
+    def renew(self) -> None:
+        """Bring announcements up to date, from below. Those to this node itself are held at once: what publishers are
+        to be told by them (`Answers.review`) comes before anything is confirmed."""
         self._announced_at_ms = self._vertex.now_ms
         self._is_stale |= self.tables.mark_heard()
         if self._is_stale:
             self._is_stale = False
             for level in range(self._vertex.top + 2):
                 self._renew(level)
+
+    def announce(self) -> None:
+        """Send what is not acknowledged, and report how far wants are active."""
         for announced in self.announced.values():
             self._send(announced)
         self._report()
@@ -406,7 +431,7 @@ class UnitInterest:
 
     def _is_withheld(self, level: int, entry: HeldWants) -> bool:
         topics = self.withheld.get(level, {})
-        return bool(topics) and (entry.is_all or any(topic in topics for topic, _ in entry.wants))
+        return bool(topics) and (entry.is_all or any(topic in topics for topic in entry.by_topic))
 
     def _confirmed_versions(self, level: int) -> dict[int, WantsVersion]:
         """Return the latest active version of what this node announces for its unit of this level, by level."""

@@ -72,7 +72,7 @@ class GatewayNews:
     records: tuple[UnitRecord, ...]
     connections: tuple[GatewayConnection, ...]
     is_whole: bool = False
-    """With what went before, the receiver has all that there is to know: the sender has, too."""
+    """True if, with what went before, the receiver has all that there is to know, as the sender does."""
 
 
 # ---- what units want (A11, A12)
@@ -143,8 +143,8 @@ class EventId(NamedTuple):
 
 @value
 class TopicQuiet:
-    """Nobody in the publisher's unit of this level, its own sub-unit aside, wants anything of the topic. The gatekeeper
-    says so when that changes, and confirms no new want before the publisher has heard."""
+    """No node in the publisher's unit of this level, its own sub-unit aside, wants anything of the topic. The
+    gatekeeper says so when that changes, and confirms no new want before the publisher has heard."""
 
     to: Chain
     level: int
@@ -155,7 +155,7 @@ class TopicQuiet:
 
 @value
 class TopicWanted:
-    """Somebody wants something of the topic, or may."""
+    """Some unit wants something of the topic, or may."""
 
     to: Chain
     level: int
@@ -270,7 +270,7 @@ class CarriedCharge:
     trail: tuple[Unit, ...] = ()
     """Units crossed since the charge was issued: it enters none of them again."""
     chain: Chain = ()
-    """For a HAND: the units of the node that it is for."""
+    """The units of the node that a HAND is for."""
 
 
 @value

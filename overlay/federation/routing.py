@@ -71,7 +71,7 @@ class EventRouting:
         self._answers = answers
         self._roaming = roaming
         self.events: dict[EventId, EventState] = {}
-        """In the order of their arrival."""
+        """Events in the order of their arrival."""
         self._stuck: dict[EventId, None] = {}
         self._touched: dict[EventId, None] = {}
 
@@ -178,8 +178,8 @@ class EventRouting:
     def _carried_out(self, state: EventState, carried: CarriedCharge) -> list[CarriedCharge] | None:
         """Return the charges that follow from one that this node can carry out; None if it cannot."""
         kind, unit = carried.charge[:2]
-        if kind is not ChargeKind.NEED and not self._vertex.is_mine(unit):
-            return None  # a need is always for the unit where it is: it does not leave it, even if that merges
+        if not self._can_carry_out(carried.charge):
+            return None
         turn = Turn(carried.turn.attempt, self._vertex.me.id)
         if kind is ChargeKind.HAND:
             return self._hand(state, carried, turn)
@@ -187,13 +187,16 @@ class EventRouting:
             if unit.level == 0:
                 return []
             return [CarriedCharge(Charge(ChargeKind.NEED, unit), turn)]
-        if not self._vertex.is_synced or not self._gateways.may_match(unit.level):
-            return None
         hits = self._hits(state, unit.level)
         self._vertex.out.append(MatchedUnits(state.id, unit, tuple(hits)))
         assert state.event is not None
         self._answers.matched(state.event, unit.level, hits)
         return [CarriedCharge(Charge(ChargeKind.UNIT, hit), turn) for hit in hits]
+
+    def _can_carry_out(self, charge: Charge) -> bool:
+        if charge.kind is ChargeKind.NEED:  # always for the unit where it is: it does not leave it, even if that merges
+            return self._vertex.is_synced and self._gateways.may_match(charge.unit.level)
+        return self._vertex.is_mine(charge.unit)
 
     def _hand(self, state: EventState, carried: CarriedCharge, turn: Turn) -> list[CarriedCharge]:
         """A batch for a client that moved here; it may have moved on."""
@@ -285,8 +288,10 @@ class EventRouting:
 
     def retry(self) -> None:
         """Try what is stuck again: first as it was, then without its trail. The pace keeps two nodes that disagree from
-        sending a batch to and fro."""
+        sending a batch to and fro. What has no way yet is left as it is: while a unit is out of reach, there may be
+        very many of these, and nothing new is to be kept of them."""
         stuck, self._stuck = self._stuck, {}
+        known: dict[tuple[object, ...], bool] = {}
         for event_id in stuck:
             state = self.events[event_id]
             charges, state.stuck = state.stuck, {}
@@ -295,11 +300,24 @@ class EventRouting:
                 carried = state.open.get(charge)
                 if carried is None:
                     continue
+                way = (charge.kind, charge.unit, carried.chain, carried.trail)
+                if way not in known:
+                    known[way] = self._has_way(carried)
+                if not known[way]:
+                    self._keep_stuck(state, charge)
+                    continue
                 if self._next_link(carried) is None:
                     carried = replace(carried, trail=())
                 again.append(replace(carried, turn=self._later(state, carried)))
             if again:
                 self._work(state, again)
+
+    def _has_way(self, carried: CarriedCharge) -> bool:
+        """True if it can be carried out here, or sent on, at least without its trail."""
+        if self._can_carry_out(carried.charge):
+            return True
+        ways = (carried, replace(carried, trail=()))
+        return any(self._next_link(each) is not None for each in ways)
 
     def sync_retry(self) -> None:
         """Retry at once what waited for the first news of a neighbour, regardless of the pace."""

@@ -45,7 +45,7 @@ class UnitRecord:
     number: int
     epoch: int
     address: str = ""
-    """For a node: the address at which it takes calls."""
+    """The address at which a node takes calls."""
 
     def beats(self, other: "UnitRecord | None") -> bool:
         """True if it replaces the other record of the same unit. Equal epochs are ordered by content, so that all nodes

@@ -74,12 +74,17 @@ class UnitLink:
     connection: bytes = b""
     side: int = 0
     is_suspected: bool = False
+    is_behind: bool = False
+    """It was suspected, and the other end has not answered a probe since: what it sent before may still come, after
+    what took another way."""
     last_number: int = 0
     """The number of the last copy that was sent."""
     unacked: dict[int, SentCopy] = field(default_factory=dict)
     news: dict[bytes, None] = field(default_factory=dict)
     """Connections that the next news tells of."""
     news_of_units: dict[Unit, None] = field(default_factory=dict)
+    moved_ms: int = 0
+    """The last time at which a copy was acknowledged, or the oldest one was still unsent: one is overdue since then."""
     delay_ms: float = 0.0
     """Smoothed."""
     extra: int = 0
@@ -106,12 +111,14 @@ class Vertex:
         first = place.records if isinstance(place, KeptPlace) else self._founding()
         self.records: dict[Unit, UnitRecord] = {record.unit: record for record in first}
         """The records of the own units and of those beside them."""
-        self.place: Chain = tuple(self._walk())
+        self.place: Chain = ()
         """The own units by level, and at last the federation."""
+        self._own_units: list[Unit] = []
+        self._settle(self._walk())
         self.is_synced = not self.has_joined
         """It has heard all that a neighbour knows: until then it matches nothing."""
         self.synced_ms = now_ms
-        """Since when."""
+        """The time since which that has been so."""
         self.revision = 0
         """Counts records that were learned."""
         self.is_place_new = True
@@ -129,11 +136,11 @@ class Vertex:
 
     def unit(self, level: int) -> Unit:
         """The own unit of this level; above the top, the whole federation."""
-        return Unit(level, self.place[level])
+        return self._own_units[level]
 
     def units(self) -> list[Unit]:
         """The own units, from the node itself up to the whole federation."""
-        return [self.unit(level) for level in range(self.top + 2)]
+        return list(self._own_units)
 
     def is_mine(self, unit: Unit) -> bool:
         return self.place[unit.level] == unit.id
@@ -179,13 +186,17 @@ class Vertex:
             walk.append(record.parent)
         return walk
 
+    def _settle(self, walk: list[UnitId]) -> None:
+        self.place = tuple(walk)
+        self._own_units = [Unit(level, unit) for level, unit in enumerate(walk)]
+
     def renew_chain(self) -> None:
         """Follow the records. Those of upper units may come a moment later: until then the old context stands."""
         walk = self._walk()
         if len(walk) < self.top + 2:
             return
         if tuple(walk) != self.place:
-            self.place = tuple(walk)
+            self._settle(walk)
             beside = {(level, self.unit(level + 1).id) for level in range(self.top + 1)}
             self.records = {
                 unit: record for unit, record in self.records.items() if (unit.level, record.parent) in beside

@@ -12,7 +12,7 @@ from m4cast.overlay.profiles.condition import Kind
 from m4cast.overlay.profiles.summary import ColumnSummary, Summary, may_match
 
 WANTS_PER_TOPIC_MAX = 1_024
-"""Beyond it a unit announces that it wants all rows of the topic: too much is safe."""
+"""A unit with more wants announces that it wants all rows of the topic: too much is safe."""
 MAIL_COLUMN = ("to",)
 """The column by which clients want their mail (A14)."""
 WantKey = tuple[str, bytes]
@@ -57,9 +57,18 @@ class HeldWants:
     """The level up to which it is active, as far as this gatekeeper knows."""
     told_level: int = 0
     unheard_ms: int | None = None
-    """Since when its announcer has had no connection, or does not know that this node is gatekeeper."""
+    """The time since which its announcer has had no connection, or has not known that this node is a gatekeeper."""
     via: tuple[GateId, ...] = ()
     """The gates by which this node was a gatekeeper when it was told: while it has them, it is told of changes, too."""
+    by_topic: dict[str, list[UnitWant]] = field(init=False, default_factory=dict)
+    """The same wants: a batch meets those of its topic alone."""
+
+    def __post_init__(self) -> None:
+        for (topic, _), want in self.wants.items():
+            self.by_topic.setdefault(topic, []).append(want)
+
+    def may_want(self, event: UnitEvent, matched: dict[bytes, bool]) -> bool:
+        return self.is_all or any(may_want(want, event, matched) for want in self.by_topic.get(event.topic, ()))
 
 
 def level_reached(level: int, confirmed: dict[int, WantsVersion], version: WantsVersion) -> int:
@@ -116,8 +125,8 @@ class HeldTables:
         """P^l by level: what the sub-units of the own unit want. At top + 1: what units of the top level want."""
         self.holder_since: dict[int, int] = {}
         """Level -> since when this node holds what the sub-units of its unit want."""
-        self._announcing: tuple[int, dict[int, dict[GateId, None]]] = (-1, {})
-        """The revision of the table of connections -> level -> gates."""
+        self._announcing: dict[int, tuple[int, dict[GateId, None]]] = {}
+        """Level -> the revision of the connections below it, and by it the gates."""
 
     def hits(self, level: int, event: UnitEvent) -> list[Unit]:
         """The sub-units of the own unit of this level that may want the batch. Silent ones may want anything: for those
@@ -126,7 +135,7 @@ class HeldTables:
         found: dict[Unit, None] = dict.fromkeys(self.silent(level))
         for entry in self.held[level].values():
             is_new = entry.unit not in found and entry.unheard_ms is None
-            if is_new and (entry.is_all or any(may_want(want, event, matched) for want in entry.wants.values())):
+            if is_new and entry.may_want(event, matched):
                 found[entry.unit] = None
         return sorted(found)
 
@@ -135,7 +144,7 @@ class HeldTables:
         if any(unit.id != beside for unit in self.silent(level)):
             return True
         return any(
-            entry.unit.id != beside and (entry.is_all or any(name == topic for name, _ in entry.wants))
+            entry.unit.id != beside and (entry.is_all or topic in entry.by_topic)
             for entry in self.held[level].values()
             if entry.unheard_ms is None
         )
@@ -186,13 +195,11 @@ class HeldTables:
 
     def _announcing_gates(self, level: int) -> dict[GateId, None]:
         """Those who announce to the holders of the own unit of this level: what their sub-unit wants."""
-        revision, found = self._announcing
-        if revision != self._gateways.revision:
-            found = {}
-            self._announcing = (self._gateways.revision, found)
-        if level not in found:
-            found[level] = self._find_announcing(level - 1)
-        return found[level]
+        revision = self._gateways.revisions[level - 1]
+        found = self._announcing.get(level)
+        if found is None or found[0] != revision:
+            found = self._announcing[level] = (revision, self._find_announcing(level - 1))
+        return found[1]
 
     def _find_announcing(self, below: int) -> dict[GateId, None]:
         gates = dict.fromkeys(self._gateways.gates(below))

@@ -151,7 +151,9 @@ def _host(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     if not re.fullmatch(r"[A-Za-z0-9*_.-]{1,253}", host):
-        raise M4castError(f"{host!r} is neither a host name nor an IP address (without a port)")
+        raise M4castError(
+            f"{host!r} is neither a host name nor an IP address: give one without a port, such as node1.example.com"
+        )
     return x509.DNSName(host)
 
 

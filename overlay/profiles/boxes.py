@@ -48,7 +48,11 @@ from m4cast.overlay.value import value
 BOXES_MAX = 64
 """Boxes of one condition. Covers compares each with each. Decided."""
 CONSTRAINTS_MAX = 2_048
-"""Constraints in all boxes of one condition: memory, about 200 bytes each, of the 256 conditions used last."""
+"""Constraints in all boxes of one condition: memory, about 200 bytes each, of those that are kept."""
+FEW_CONSTRAINTS, FEW_KEPT_MAX = 32, 16_384
+"""Conditions with so few constraints, as the profiles of many clients are, whose boxes are kept: 100 MB at most."""
+MANY_KEPT_MAX = 256
+"""Other conditions whose boxes are kept."""
 WORK_MAX = 4_096
 """Intersections that are tried before a condition counts as opaque: 3,600 took 15 ms. Measured."""
 SPLIT_MAX = 64
@@ -222,9 +226,28 @@ def box_contains(wide: Box, narrow: Box) -> bool:
 # ---- from conditions to boxes
 
 
-@lru_cache(maxsize=256)
+class _ManyBoxesError(Exception):
+    """Too many to keep."""
+
+
 def boxes_of(condition: Condition) -> tuple[Box, ...] | None:
     """The union of boxes that is the condition's TRUE set, None if it has too many (opaque)."""
+    try:
+        return _few_boxes(condition)
+    except _ManyBoxesError:
+        return _found_boxes(condition)
+
+
+@lru_cache(maxsize=FEW_KEPT_MAX)
+def _few_boxes(condition: Condition) -> tuple[Box, ...] | None:
+    boxes = _found_boxes(condition)
+    if sum(map(len, boxes or ())) > FEW_CONSTRAINTS:
+        raise _ManyBoxesError
+    return boxes
+
+
+@lru_cache(maxsize=MANY_KEPT_MAX)
+def _found_boxes(condition: Condition) -> tuple[Box, ...] | None:
     try:
         return tuple(_boxes(condition, [WORK_MAX]))
     except _OpaqueError:
@@ -238,7 +261,7 @@ def is_opaque(condition: Condition) -> bool:
 
 def boxes_of_many(conditions: Iterable[Condition]) -> Iterator[tuple[Box, ...] | None]:
     """The boxes of each condition in turn, without keeping any."""
-    return map(boxes_of.__wrapped__, conditions)
+    return map(_found_boxes, conditions)
 
 
 class _OpaqueError(Exception):

@@ -16,9 +16,9 @@ Cost: per distinct term about 2 ns a row for numbers, 5-10 ns for short texts, 4
 
 import math
 from collections.abc import Iterable
-from decimal import Context, Decimal
+from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, assert_never
 
 import numpy as np
@@ -49,7 +49,6 @@ from m4cast.overlay.profiles.moments import DAY_US
 from m4cast.overlay.profiles.patterns import Mask, decoded, like_mask, lowered, shape_of, true_rows, words_mask
 
 _UNIT_US = {"s": Fraction(1_000_000), "ms": Fraction(1_000), "us": Fraction(1), "ns": Fraction(1, 1_000)}
-_WIDE = Context(prec=76)  # digits of the widest decimal
 _COMPARED: dict[Operator, Any] = {
     "=": np.equal,
     "!=": np.not_equal,
@@ -90,7 +89,7 @@ _PLAIN = frozenset(type_.id for listed in _PLAIN_TYPES.values() for type_ in lis
 _KINDS: dict[int, Kind] = {
     type_.id: kind for known in (_PLAIN_TYPES, _OTHER_TYPES) for kind, listed in known.items() for type_ in listed
 }
-"""By the numbers of the types: asking for each of twenty types in turn takes as long as comparing a thousand rows."""
+"""Kinds by the numbers of types: asking for each of twenty types in turn takes as long as comparing 1,000 rows."""
 
 
 def mask(condition: Condition, batch: pa.RecordBatch) -> Mask:
@@ -105,10 +104,16 @@ class BatchTerms:
         self._batch = batch
         self._columns: dict[ColumnRef, ColumnValues | None] = {}
         self._masks: dict[Term, Mask] = {}
-        self._every = np.ones(batch.num_rows, dtype=bool)
-        self._none = np.zeros(batch.num_rows, dtype=bool)
         self.errors = 0
         """Rows that a term could not be compared with, summed over the terms evaluated so far."""
+
+    @cached_property
+    def _every(self) -> Mask:
+        return np.ones(self._batch.num_rows, dtype=bool)
+
+    @cached_property
+    def _none(self) -> Mask:
+        return np.zeros(self._batch.num_rows, dtype=bool)
 
     def mask(self, condition: Condition) -> Mask:
         """The rows for which the condition is TRUE."""
@@ -281,8 +286,9 @@ class ColumnValues:
         if not wholes:
             return found
         if types.is_decimal(self.array.type):
-            known_set = pa.array([self._decimal(whole) for whole in wholes], self.array.type)
-            return true_rows(pc.is_in(self.array, value_set=known_set, skip_nulls=True))
+            stored = self._stored()
+            known_set = pa.array(map(Decimal, wholes), stored.type)
+            return true_rows(pc.is_in(stored, value_set=known_set, skip_nulls=True))
         numbers = self.numbers()
         return self._checked(np.isin(numbers, np.array(wholes, dtype=numbers.dtype)))
 
@@ -319,15 +325,16 @@ class ColumnValues:
         return self._checked(found)
 
     def _whole_compared(self, operator: Operator, bound: int) -> Mask:
-        type_ = self.array.type
-        if not types.is_decimal(type_):
+        if not types.is_decimal(self.array.type):
             found: Mask = _COMPARED[operator](self.numbers(), bound)
             return found
-        return true_rows(_ARROW_COMPARED[operator](self.array, pa.scalar(self._decimal(bound), type_)))
+        stored = self._stored()
+        return true_rows(_ARROW_COMPARED[operator](stored, pa.scalar(Decimal(bound), stored.type)))
 
-    def _decimal(self, whole: int) -> Decimal:
-        """A whole number of the column's units as a decimal of its type."""
-        return Decimal(whole).scaleb(-self.array.type.scale, _WIDE)
+    def _stored(self) -> pa.Array:
+        """Decimals as the whole numbers that are stored. (Arrow does not compare decimals of negative scale.)"""
+        make = pa.decimal256 if types.is_decimal256(self.array.type) else pa.decimal128
+        return self.array.view(make(self.array.type.precision, 0))
 
 
 @lru_cache(maxsize=4_096)  # fractions take longer than comparing a thousand rows

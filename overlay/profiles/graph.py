@@ -119,7 +119,7 @@ class ProfileGraph(Generic[Unit]):
         return {texts: dict(edge) for texts, edge in found.items() if edge}
 
     def match(self, events: pa.RecordBatch) -> list[list[Unit]]:
-        """For each event the units that want it, each once, in the order of their text."""
+        """The units that want each event, each once, in the order of their text."""
         found: list[set[Unit]] = [set() for _ in range(events.num_rows)]
         for path, rows in self._index.match(events).by_key():
             units = [unit for unit, count in self._counts[path].items() if count > 0]

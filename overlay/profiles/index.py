@@ -35,7 +35,7 @@ PLANS_MAX = 4
 MERGE_FACTOR = 8
 """A segment is merged with those that are at most so many times as large. Higher: fewer segments, more merging."""
 WHOLE_BATCH_SHARE = 8
-"""From every so-many-th row on, a profile is evaluated on the whole batch, where its terms are shared."""
+"""A profile is evaluated on the whole batch, where its terms are shared, if at least one row in this many is left."""
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -250,7 +250,7 @@ def _is_null(summary: Summary, column: ColumnRef) -> bool:
 
 
 def _reaches(summary: Summary, types: Types) -> dict[ColumnRef, tuple[int, int]]:
-    """From where to where the batch reaches in each lane that the summary knows."""
+    """The range of values of the batch in each lane that the summary knows."""
     found: dict[ColumnRef, tuple[int, int]] = {}
     for column, type_ in types.items():
         known = summary.columns.get(column.path)

@@ -18,6 +18,7 @@ As in Spark, NaN equals itself and is greater than every other float, and -0.0 e
 
 import math
 import re
+import struct
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Context, Decimal
 from fractions import Fraction
@@ -51,6 +52,17 @@ def number(text: str, position: int | None = None) -> Literal:
         )
         raise FilterError(problem, position)
     return Literal(Kind.EXACT, found)
+
+
+def single(text: str, position: int | None = None) -> Literal:
+    """A numeric literal of 32 bits, such as `0.1F`: the float next to it."""
+    found = number(text, position)
+    assert isinstance(found.value, int | Decimal)
+    try:
+        (nearest,) = struct.unpack("<f", struct.pack("<f", float(found.value)))
+    except OverflowError:
+        raise FilterError(f"the number {text[:40]!r} is beyond the floats of 32 bits", position) from None
+    return number(repr(nearest), position)
 
 
 def number_of(text: str) -> int | Decimal | None:

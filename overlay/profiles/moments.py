@@ -11,6 +11,8 @@ import re
 from datetime import date
 
 DAY_US = 86_400_000_000
+ZONE_MINUTES_MAX = 18 * 60
+"""As in Spark."""
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _CLOCK = r"([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,6}))?)?"
 _ZONE = r"(Z|UTC|[+-][0-9]{2}:[0-9]{2})?"
@@ -74,6 +76,6 @@ def _zone_us(zone: str | None) -> int | None:
     if zone in (None, "Z", "UTC"):
         return 0
     hours, minutes = int(zone[1:3]), int(zone[4:6])
-    if hours > 18 or minutes > 59:
+    if minutes > 59 or hours * 60 + minutes > ZONE_MINUTES_MAX:
         return None
     return (hours * 60 + minutes) * 60_000_000 * (-1 if zone[0] == "-" else 1)

@@ -7,6 +7,7 @@ which language it lacks (`UnknownLanguageError`), and treats the profile as one 
 """
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from hashlib import blake2b
 
 from m4cast.overlay.errors import M4castError
@@ -26,6 +27,8 @@ from m4cast.overlay.value import value
 
 ID_BYTES = 16
 SQL, SQL_VERSION = "sql", 1
+CONDITIONS_MAX = 65_536
+"""Parsed conditions of other nodes' texts that are remembered."""
 
 
 def _parse_sql(text: str) -> Condition:
@@ -91,9 +94,21 @@ def read(text: str, language: str = SQL, version: int = SQL_VERSION) -> Profile:
     return _profile(canonical.parse(text), SQL, SQL_VERSION, text)
 
 
-def told_text(text: str) -> str:
-    """A canonical text as one node tells it to others: "", which stands for every row, if messages have no room."""
+def canonical_text(text: str) -> str:
+    """The canonical text as messages carry it: "", which stands for every row, if it is too long for them."""
     return text if len(text.encode()) <= TEXT_BYTES_MAX else ""
+
+
+@lru_cache(maxsize=CONDITIONS_MAX)
+def canonical_condition(text: str, language: str, version: int) -> Condition:
+    """The condition of a text that another node sent; one that matches every row if the text is empty or not understood
+    here."""
+    if not text:
+        return ALWAYS
+    try:
+        return read(text, language, version).condition
+    except (FilterError, UnknownLanguageError):
+        return ALWAYS
 
 
 def profile_of(condition: Condition, bytes_max: int = TEXT_BYTES_MAX) -> Profile:

@@ -44,7 +44,7 @@ POINTS_MAX = 16
 ENTRIES_MAX = 64
 """Entries of one box: the product of its INs."""
 FEW_ROWS_SHARE = 4
-"""Below every so-many-th row, texts of these rows alone are encoded."""
+"""If fewer than one row in this many is left, texts of these rows alone are encoded."""
 Types = Mapping[ColumnRef, pa.DataType | None]
 """The type of each column that profiles read; None for one that a batch lacks, or that holds nothing but nulls."""
 

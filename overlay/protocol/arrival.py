@@ -126,8 +126,8 @@ class Arrival:
     # ---- may it publish?
 
     def why_not_ready(self) -> str | None:
-        """Why nothing may be numbered yet; None when it may. A store that was rolled back must hear of it first: a
-        number is never used twice. Alone, only a node that never knew another may start."""
+        """The reason why nothing may be numbered yet; None when it may. A store that was rolled back must learn of it
+        first: a number is never used twice. Alone, only a node that never knew another may start."""
         if not (self._dissemination.exchanged_once or (self._founded and not self._knew_others)):
             return "this node has not exchanged frontiers with the channel yet: try again"
         if (unproven := self._past.why_unproven()) is not None:
@@ -194,7 +194,7 @@ class Arrival:
                 self._context.calls.close(call.conn)
 
     def ask_again(self, now_ms: int) -> None:
-        """With each beacon: whoever may have former rows, or proof, and could not give it before."""
+        """Ask the nodes that may have former rows, or proof, and could not give it before. Called with each beacon."""
         if self._has_former_ids:
             self._fetch_former(now_ms)
         if self._past.lacks_proof:

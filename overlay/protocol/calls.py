@@ -50,7 +50,7 @@ class Call:
     version: int = PROTOCOL_VERSION_MIN
     """The highest protocol version that both ends have."""
     peer_name: str = ""
-    """From the peer's certificate; empty without certificates."""
+    """The name in the peer's certificate; empty without certificates."""
     is_link: bool = False
     is_at_odds: bool = False
     """The other end is a node of this channel, or may be, and one of the two refused the other."""
@@ -95,7 +95,7 @@ class Calls:
         self._hello = Hello(self._version_min, self.version_max, me.node_id, incarnation, me.address, settings)
 
     def require(self, version: int) -> None:
-        """From now on nodes that do not have this version are refused."""
+        """Refuse nodes that do not have this version from now on."""
         if version > self._version_min:
             self._version_min = version
             self._hello = replace(self._hello, version_min=version)

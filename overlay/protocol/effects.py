@@ -7,9 +7,11 @@ the driver (even). A stale input (a connection or token that the node has forgot
 Storage contract. Appends become durable in the order they were asked for. After a crash the store holds a prefix
 of them. When one fails, all that were asked for after it fail too, each with its own `AppendFailed`.
 
-Reason: the file is long because it has every value of that contract, and nothing else.
+Reason: the file is long because it has every value of that contract, and nothing else. The values of selective topics
+and clients stay here: the unions of inputs and outputs name them, and most modules take others with them.
 """
 
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -88,7 +90,11 @@ class Wish:
     profile: Profile | None = None
     """None: every row."""
     earliest: bool = False
-    """From the earliest rows that are kept on; else from those published since."""
+    """True to begin with the earliest rows that are retained; else with those published from then on."""
+    from_ms: int | None = None
+    """The time of the wall clock at or after which the first rows were published."""
+    positions: Mapping[NodeId, int] | None = None
+    """The first rows, by origin; streams of other origins begin at their first row."""
 
 
 @value
@@ -106,22 +112,31 @@ class Registration:
     """The client that asked for it, as the door names it; empty: the node itself."""
     epoch: int
     since_ms: int
-    """On the wall clock."""
+    """Time of the wall clock."""
     earliest: bool
     under: str
     """The id of a registration that covers this one, which is therefore not announced; empty: it is announced."""
+    from_ms: int | None = None
+    """The same as in `Wish`."""
+    positions: Mapping[NodeId, int] | None = None
+    """The same as in `Wish`."""
+
+    @property
+    def reaches_back(self) -> bool:
+        """True if it begins with rows from before it was made. Others are told no more than this."""
+        return self.earliest or self.from_ms is not None or self.positions is not None
 
 
 @value
 class ClientRow:
-    """That a client is attached to a node: its row of the client table."""
+    """A row of the client table: a client is attached to a node."""
 
     session: int
     """Rises with every change of the access point."""
     covered: bool
     """The node has everything from the client's position on."""
     since_ms: int
-    """On the wall clock."""
+    """Time of the wall clock."""
     digest: bytes
     """The digest of the client's credential."""
 
@@ -144,10 +159,19 @@ class Want:
     profile: ProfileText | None
     """None: every row."""
     since_ms: int
-    """On the wall clock."""
+    """Time of the wall clock."""
     earliest: bool = False
     keeps: NodeId | None = None
     """Every selective stream of this origin, whatever its topic."""
+    from_ms: int | None = None
+    """The same as in `Wish`."""
+    positions: Mapping[NodeId, int] | None = None
+    """The same as in `Wish`."""
+
+    @property
+    def begins_at_ms(self) -> int:
+        """The time from which on its rows were published, if it does not name rows."""
+        return self.since_ms if self.from_ms is None else min(self.from_ms, self.since_ms)
 
 
 @value
@@ -189,9 +213,9 @@ class InterestSpan:
     earliest: bool
     incarnation: int
     ts: int
-    """With the incarnation: the version of this node's entry since which it counts."""
+    """Together with the incarnation, the version of this node's entry since which it counts."""
     from_ms: int
-    """On the wall clock, as `until_ms`."""
+    """Time of the wall clock, as is `until_ms`."""
     revision: int
     """Counts changes of spans at this node: the greatest was changed last."""
     until_ms: int | None = None
@@ -227,12 +251,12 @@ class StoredStream:
     last_checksum: int
     skips: tuple[Skip, ...] = ()
     owner: str = ""
-    """For an own stream: the client whose publish created it; empty: not known, so it counts towards no client."""
+    """The client whose publish created an own stream; empty: not known, so it counts towards no client."""
     last_published_ms: int = 0
-    """For an own stream: the time at which its last batch was published, even if that is no longer kept. 0 for streams
+    """The time at which the last batch of an own stream was published, even if that is no longer kept. 0 for streams
     of others."""
     origin_batch: int = 0
-    """For a selective stream of another node: the `origin_batch` of the last batch in the log. 0 for all others."""
+    """The `origin_batch` of the last batch in the log, for a selective stream of another node. 0 for all others."""
 
 
 @value
@@ -267,7 +291,7 @@ class Start:
 class Connected:
     conn: int
     peer_name: str = ""
-    """As the peer's certificate says; empty without certificates."""
+    """The name in the peer's certificate; empty without certificates."""
 
 
 @value
@@ -339,7 +363,7 @@ class RangeRead:
     token: int
     batches: tuple[Batch, ...]
     following: int = 0
-    """For a batch that cannot be read: the first sequence after it. Only whole batches can be asked for."""
+    """The first sequence after a batch that cannot be read. Only whole batches can be asked for."""
 
 
 @value
@@ -376,7 +400,7 @@ class SelectedRead:
     token: int
     batches: tuple[Batch, ...]
     read_next: int
-    """Up to here the log was read."""
+    """The position up to which the log was read."""
     low: int
     """The end of the last batch that retention removed, or of the last skip: below it rows may be lacking that were
     wanted here. 1: there is neither."""
@@ -733,7 +757,7 @@ class FormerPartRecord(StoredRecord[tuple[NodeId, int, int], FormerPart]):
 
 @value
 class UpTimeRecord(StoredRecord[str, int]):
-    """For how long nodes have run on this store, in milliseconds. The only row has an empty key."""
+    """The time for which nodes have run on this store, in milliseconds. The only row has an empty key."""
 
 
 @value
@@ -894,9 +918,10 @@ class Subscribed:
 
 @value
 class Covered:
-    """Up to where every row that the registration wants is on this node's disk, for each stream that moved."""
+    """The end of each registration's coverage on this node's disk, for each stream that moved: below it, every row that
+    the registration wants is there."""
 
-    registration: str
+    registrations: tuple[str, ...]
     topic: str
     next: dict[NodeId, int]
     """The next sequence, by origin."""
@@ -912,7 +937,7 @@ class TopicSpread:
 
 @value
 class Active:
-    """Which of the nodes that are present have applied the version of this node's entry that was waited for."""
+    """The present nodes that have applied the awaited version of this node's entry."""
 
     request: int
     confirmed: tuple[NodeId, ...]

@@ -12,7 +12,7 @@ Flood = PortSearchStmt | HolderSearchStmt
 
 
 def first_search(incarnation: int) -> int:
-    """From where a node counts its searches: none has the number of one from before its restart."""
+    """The number from which a node counts its searches: none repeats a number from before its restart."""
     return incarnation << INCARNATION_SHIFT
 
 

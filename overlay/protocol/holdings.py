@@ -141,7 +141,8 @@ class Holdings:
         self.digest ^= change
 
     def entries(self, buckets: set[int]) -> list[HoldingEntry]:
-        """For a peer. A stream of which nothing is held is left out, else names without rows would spread."""
+        """The holdings to send a peer. A stream of which nothing is held is left out, else names without rows would
+        spread."""
         return [
             HoldingEntry(stream.id.origin, stream.id.topic, stream.low, stream.next)
             for stream in self.streams.values()

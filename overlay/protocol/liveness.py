@@ -29,7 +29,7 @@ from m4cast.overlay.protocol.wire.messages import (
 from m4cast.overlay.value import value
 
 PROMPT_BEACON_NODES = 64
-"""In channels up to this size a newcomer's first beacon goes out at once; in larger ones at its turn."""
+"""A newcomer's first beacon goes out at once in channels up to this size; in larger ones at its turn."""
 PROMPT_BEACON_MS = 200
 """A change of neighbours is in a beacon after this long, where routes are wanted; guess. Raising it sends fewer beacons
 when much changes, and routes are wrong for longer."""
@@ -120,6 +120,7 @@ class Liveness:
 
     def first_beacon(self, now_ms: int) -> None:
         """This node is on the channel now."""
+        self._compare_own_beacons()
         self._update_population()
         delay_ms = 0
         if self._roster.population() > PROMPT_BEACON_NODES:
@@ -139,9 +140,11 @@ class Liveness:
             self._context.timers.set_sooner(BeaconDue(), now_ms + PROMPT_BEACON_MS)
 
     def version_wanted(self, now_ms: int) -> None:
-        """Somebody wants something for the first time: from now on beacons state this node's version, and so do those
-        of all who hear it. In large channels each waits for a turn of its own, since all nodes hear of it at once."""
+        """Called when a node wants something for the first time: from now on beacons state this node's version, and so
+        do those of all nodes that hear it. In large channels each waits for a turn of its own, since all nodes hear of
+        it at once."""
         self._states_version = True
+        self._compare_own_beacons()
         delay_ms = PROMPT_BEACON_MS
         if self._roster.population() > PROMPT_BEACON_NODES:
             delay_ms += self._context.random.randrange(self._roster.interval_ms())
@@ -152,6 +155,8 @@ class Liveness:
         entry = beacon.entry
         if entry.node_id == self._context.me.node_id:
             self._past.heard_own_beacon(entry.incarnation)
+            self._roster.heard_own(entry.incarnation, entry.counter)
+            self._compare_own_beacons()
         elif self._roster.heard(entry, now_ms, version=beacon.version):
             if beacon.version and not self._states_version:
                 self.version_wanted(now_ms)
@@ -167,6 +172,13 @@ class Liveness:
             self._membership.assess_distance(beacon.hops)
             onward = BeaconStmt(entry, min(beacon.hops + 1, 255), beacon.version)
             self._membership.links.send_all(onward, but=sender)
+
+    def _compare_own_beacons(self) -> None:
+        """Others take notice of none of this node's beacons before one that is later than those that they have heard.
+        In a life that began on an older store that may be never: no row that goes to some nodes would come here."""
+        incarnation, counter = self._roster.latest_own
+        if self._states_version and (incarnation, counter) > (self._context.incarnation, self._roster.own.counter):
+            self._past.heard_later_beacon(incarnation, counter)
 
     def _met(self, entry: RosterEntry, now_ms: int) -> None:
         contact = Contact(entry.node_id, entry.address)
@@ -187,6 +199,8 @@ class Liveness:
 
     def on_failed(self, sender: Neighbour | None, report: FailedStmt, now_ms: int) -> None:
         if report.node_id == self._context.me.node_id:
+            self._roster.heard_own(report.incarnation, report.counter)
+            self._compare_own_beacons()
             interval_ms = self._context.cluster.heartbeat_interval_ms
             if report.incarnation == self._context.incarnation and now_ms - self._refuted_at_ms >= interval_ms:
                 self._refuted_at_ms = now_ms

@@ -5,6 +5,9 @@ wait and never fail because of a peer: what a peer does wrong costs it its conne
 (guarantee 8). Machines of different rooms do not know each other. What one of them has to tell the others comes back
 here as an event (`NeighbourUp`, `Accepted`, ...); what takes several of them is done by a composer.
 
+Reason: the file is long because the tables and their imports are a third of it. They stay beside the handlers that take
+several rooms, which nobody but the node may call.
+
     Context         what all machines share: identity, settings, timers, outputs, calls, neighbours
     Membership      Links, Joining, Edges, Holes, Swaps, Merging: who is a neighbour
     Roster          who else is on the channel
@@ -76,7 +79,7 @@ class Handling(NamedTuple):
     on_call: Callable[[Call, Any, int], None] | None
     """It came on a connection that is not a link."""
     by_caller: bool = False
-    """On a call only the node that dialled may send it: whoever is called and wants something calls itself."""
+    """True if only the node that dialled a call may send it there: a node that is called and wants something dials."""
 
 
 class Node:
@@ -252,7 +255,7 @@ class Node:
             messages.DisconnectStmt: Handling(members.joining.on_disconnect, None),
             messages.DropStmt: Handling(members.on_drop, None),
             messages.ApartStmt: Handling(self._on_apart, None),
-            # Who is there
+            # Which nodes are present
             messages.BeaconStmt: Handling(liveness.on_beacon, None),
             messages.FailedStmt: Handling(liveness.on_failed, None),
             messages.AbsentStmt: Handling(liveness.on_absent, None),
@@ -351,7 +354,7 @@ class Node:
         return self.publishing.handed_over() and self.selection.is_handed_over(1)
 
     def is_drained(self) -> bool:
-        """Nobody waits for an answer, and rows of selective topics are where they have to be."""
+        """True if no client waits for an answer, and own rows of selective topics are handed over."""
         return self.publishing.is_idle() and self.selection.is_handed_over(KEEPERS_MAX)
 
     def _publish(self, request: effects.Publish | effects.Commit, now_ms: int) -> None:

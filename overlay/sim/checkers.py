@@ -34,6 +34,7 @@ class Violation(AssertionError):
 
     def __init__(self, guarantee: str, detail: str) -> None:
         super().__init__(f"{guarantee}: {detail}")
+        self.guarantee = guarantee
 
 
 def is_selected(content: Content, stream: StreamId) -> bool:

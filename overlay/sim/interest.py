@@ -72,6 +72,10 @@ def state_of(content: Content) -> InterestState | None:
     return replace(state, incarnation=content.incarnation)
 
 
+def _begin_of(row: Registration) -> tuple[object, ...]:
+    return row.earliest, row.from_ms, row.positions
+
+
 def row_key(row: Registration) -> InterestKey:
     topic = xxh3_64_intdigest(row.topic.encode())
     return InterestKey(topic, xxh3_64_intdigest(row.canonical.encode()) if row.canonical else 0)
@@ -133,7 +137,7 @@ class InterestSafety(Observer):
     """Node -> version -> announced key -> how often it had been registered."""
     lives: dict[tuple[NodeId, InterestKey], int] = field(default_factory=dict)
     rows: dict[NodeId, Rows] = field(default_factory=dict)
-    """As they are on the disk of each node."""
+    """Registrations as they are on the disk of each node."""
     disks: dict[NodeId, Disk] = field(default_factory=dict)
     restored: dict[NodeId, None] = field(default_factory=dict)
     """Nodes that ran on a copy of their store: their versions may not be unique."""
@@ -167,7 +171,7 @@ class InterestSafety(Observer):
         if row is None:
             return
         key = row_key(row)
-        held = [*rows.values(), *([before] if before is not None and before.earliest == row.earliest else [])]
+        held = [*rows.values(), *([before] if before is not None and _begin_of(before) == _begin_of(row) else [])]
         is_held = any(row_key(other) == key for other in held)
         if not is_held and (is_new or (node_id, key) not in self.lives):
             self.lives[node_id, key] = self.lives.get((node_id, key), 0) + 1

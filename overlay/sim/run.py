@@ -93,7 +93,7 @@ class ScenarioRun:
         self.joins: list[Join] = []
         self.join_messages = 0
         self.faults_over_ms: int | None = None
-        """From then on everything must come true."""
+        """The time from which on everything must come true."""
         self.configure: Callable[[int], NodeConfig] = lambda index: node_config(index, PORTALS, **settings)
         """The node of each number."""
         self.special: Callable[[Place], Staged | None] = lambda place: None

@@ -65,7 +65,7 @@ class SimulationReport:
     join_ms_p99: int | None
     gap_repair_ms_p99: int | None
     whole_again_ms: int | None
-    """From the end of the faults until the graph was whole and everything was delivered."""
+    """The time from the end of the faults until the graph was whole and everything was delivered."""
     virtual_seconds: float
     wall_seconds: float
 

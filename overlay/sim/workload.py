@@ -115,12 +115,15 @@ class Workload(Observer):
 
         A neighbour that began at `latest` after these rows, one that skipped some and one that has another history of
         the stream never has them: if the others are fewer than `acks`, the commit waits until its client gives up
-        (PROTOCOL.md 6).
+        (PROTOCOL.md 6). One whose rows go to fewer nodes than `acks` is refused each time, until more want them.
         """
         return [
             pending
             for pending in self.busy.values()
-            if pending.place.up and self._has_a_past(pending.place) and self._can_be_acked(pending)
+            if pending.place.up
+            and self._has_a_past(pending.place)
+            and not self._has_too_few_takers(pending)
+            and self._can_be_acked(pending)
         ]
 
     def _has_a_past(self, place: Place) -> bool:
@@ -136,6 +139,19 @@ class Workload(Observer):
             for other in others
         )
 
+    def _has_too_few_takers(self, pending: Pending) -> bool:
+        """Some of its rows go to fewer nodes than `acks`, and not because keepers are missing."""
+        node = pending.place.node
+        assert node is not None
+        selective, spreads = node.selection.selective, node.publishing.commits.spreads
+        for staged in pending.payloads:
+            if staged.topic in spreads:
+                keepers = spreads[staged.topic].value[1]
+                kept = min(max(keepers, selective.keeping.wanted), len(self.world.up()) - 1)
+                if pending.acks > kept and selective.why_too_few_takers(pending.acks, staged, keepers) is not None:
+                    return True
+        return False
+
     def _can_be_acked(self, pending: Pending) -> bool:
         node = pending.place.node
         assert node is not None
@@ -143,10 +159,15 @@ class Workload(Observer):
         for selected in node.selection.answers.waiting:
             if self.requests[selected.request] is pending:
                 ranges += selected.flooded
-                if any(pending.place.disk.content.logs[each.stream].damaged for each in selected.batches):
+                streams = {*selected.unread, *(batch.stream for batch in selected.batches)}
+                if any(pending.place.disk.content.logs[stream].damaged for stream in streams):
                     return False  # the only copy, perhaps
                 if pending.acks > min(node.selection.selective.keeping.wanted, len(self.world.up()) - 1):
                     return False  # only who happens to want these rows acknowledges them
+                demand = node.selection.selective.demand
+                former = {batch.stream.origin for batch in selected.batches} - {node.me.node_id}
+                if any(pending.acks > sum(1 for _ in demand.keepers(origin)) for origin in former):
+                    return False  # the same: nobody chooses keepers for rows of a former identity
         able = 0
         for neighbour in node.membership.table.neighbours.values():
             other = self.world.places[neighbour.contact.address].node

@@ -6,10 +6,11 @@ They are keys of `meta` with a prefix: a store without a federation has none, an
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from itertools import islice
 from typing import Any
 
 from m4cast.overlay.store.table import ReadTxn, Tables, WriteTxn
-from m4cast.overlay.store.tables.meta import META
+from m4cast.overlay.store.tables.meta import META, facts_under
 
 _PREFIX = b"federation/"
 PAGE = 1_000
@@ -47,16 +48,11 @@ class FederationRows:
 
     def all(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The rows whose keys begin so, in the order of their keys, a page at a time."""
-        start, after = _PREFIX + prefix, b""
+        after: bytes | None = None
         while True:
-            page: list[tuple[bytes, bytes]] = []
-            with self._read() as txn, txn.cursor(self._tables[META]) as cursor:
-                is_there = cursor.set_range(after or start)
-                while is_there and len(page) < PAGE and bytes(cursor.key()[: len(start)]) == start:
-                    if bytes(cursor.key()) != after:
-                        page.append((bytes(cursor.key()), bytes(cursor.value())))
-                    is_there = cursor.next()
-            yield from ((key[len(_PREFIX) :], content) for key, content in page)
+            with self._read() as txn:
+                page = list(islice(facts_under(_PREFIX + prefix, self._tables, txn, after), PAGE))
+            yield from ((prefix + rest, content) for rest, content in page)
             if not page:
                 return
             after = page[-1][0]

@@ -33,7 +33,8 @@ class SelectedReads:
         self._report = report
 
     def read(self, asked: ReadSelected) -> SelectedRead:
-        """At least one batch if there is one, then up to `bytes_max`. A batch that cannot be read ends it."""
+        """Read at least one batch if there is one, then up to `bytes_max`. A batch that cannot be read ends the
+        answer."""
         first, until = asked.first_sequence, asked.next_sequence
         found: list[Batch] = []
         checksum, size, damaged = 0, 0, 0

@@ -25,7 +25,7 @@ Guarantees
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -159,6 +159,10 @@ class Store:
         """The report that `token` failed has been taken: appends from now on are not part of that failure."""
         self._writer.heard(token)
 
+    def before_commits(self, call: Callable[[], object]) -> None:
+        """Call this on the writer's thread before each commit from now on. It must not fail, nor wait."""
+        self._writer.committing = call
+
     def sync(self) -> Future[None]:
         """Done when everything requested before it is on disk, or has failed."""
         return self._writer.ask(lambda txn, log: None)
@@ -219,8 +223,10 @@ class Store:
         topics: tuple[str, ...] = (),
         *,
         now_ms: int = 0,
+        profiles: Mapping[str, str] | None = None,
     ) -> Future[Reader | None]:
         """Hold back what the reader has not read, while the lease lasts. `frontier` has the next sequence it wants.
+        `profiles`: by topic, the condition that it reads rows by; what is held does not depend on it.
 
         Answers with the reader's record. If that has cuts, the reader wants rows that were removed while it held them,
         and nothing was changed. None: there are too many readers, and none has expired.
@@ -229,7 +235,7 @@ class Store:
         if not 1 <= size <= limit:
             raise StoreError(f"a reader's name has 1 to {limit} bytes, not {size} ({name!r}): rename it")
         all_topics = frozenset((*topics, *(stream.topic for stream in frontier)))
-        reader = Reader(name, dict(frontier), all_topics, lease_until_ms)
+        reader = Reader(name, dict(frontier), all_topics, lease_until_ms, profiles=dict(profiles or {}))
         return self._writer.ask(lambda txn, log: lease(reader, now_ms, self._tables, txn, log))
 
     def drop_reader(self, name: str) -> Future[bool]:

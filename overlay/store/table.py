@@ -86,7 +86,7 @@ def place_of(key: bytes | memoryview) -> tuple[int, int]:
 
 
 def to_json(fields: Any) -> bytes:
-    """For records that are written seldom: a person can read them, and a field can be added."""
+    """JSON, for records that are written seldom: a person can read them, and a field can be added."""
     return json.dumps(fields, separators=(",", ":")).encode()
 
 

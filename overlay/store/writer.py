@@ -121,6 +121,8 @@ class Writer:
         self._look_after_bytes = 0
         self.commit_seconds = Histogram(COMMIT_SECONDS)
         """Durations of successful commits, including their sync."""
+        self.committing: Callable[[], object] | None = None
+        """Called before each commit, whatever it has: while the disk syncs, the processor is free for other work."""
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
@@ -241,6 +243,8 @@ class Writer:
                 else:
                     answers.append((item, item.work(txn, self._log)))
             self._log.flush(txn)
+            if self.committing is not None:
+                self.committing()
             started_s = time.perf_counter()
             txn.commit()
             self.commit_seconds.add(time.perf_counter() - started_s)
@@ -287,7 +291,8 @@ class Writer:
             self._log.reload(txn)
 
     def _fail(self, group: list[Append | _Job], appends: list[Append], reason: str) -> None:
-        """Nothing of the group was kept, so nothing that was requested after it may be, until the owner acknowledges.
+        """Fail a group that was not kept and everything requested after it: none of that may be kept until the owner
+        acknowledges.
 
         Jobs that shared the group are done again, without the appends: one of them may be what frees space.
         """

@@ -16,9 +16,9 @@ from pyspark.sql.types import BooleanType, LongType, StringType, TimestampType
 from m4cast.schemas.tables.table import Column, Table
 
 EVERYBODY = "*"
-"""In place of a receiver: everything that any node has a record of, or a publisher a receipt."""
+"""A name in place of a receiver's: everything that any node has a record of, or a publisher a receipt."""
 ALL_TOPICS = "*"
-"""In place of a topic, in the line of an origin."""
+"""A name in place of a topic's, in the line of an origin."""
 
 ORDERING_GAPS = Table(
     name="ordering_gaps",

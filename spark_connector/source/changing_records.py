@@ -73,7 +73,7 @@ class ChangingRecords:
         self._nodes = Nodes(options)
 
     def now(self, *, is_patient: bool = True) -> list[Record]:
-        """With times in microseconds, as JSON needs."""
+        """The records of the nodes, with times in microseconds, as JSON needs."""
         wanted = [node for node in self._nodes.wanted() if node.is_here]
         found = self._nodes.ask(wanted, lambda channel: plain_records(self._kind.ask(channel)), is_patient=is_patient)
         if not found and is_patient:
@@ -134,7 +134,7 @@ class ChangingStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(partition, self._kind, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: the checkpoint stores what was read."""
+        """Does nothing: the checkpoint stores what was read."""
 
 
 class ChangingTable(DataSourceReader):

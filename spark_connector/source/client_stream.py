@@ -107,7 +107,7 @@ class ClientStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [SpanPartition(span, NotifiedRows(found.wanted[span.topic])) for span in planned]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: `latestOffset` saves what is finished, and it is asked afterwards."""
+        """Does nothing: `latestOffset` saves what is finished, and Spark calls it afterwards."""
 
     # ---- in tasks
 

@@ -171,7 +171,7 @@ class DeliveryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(partition, self._logs, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: the checkpoint stores what was read."""
+        """Does nothing: the checkpoint stores what was read."""
 
 
 class DeliveryTable(DataSourceReader):

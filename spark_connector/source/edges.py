@@ -24,7 +24,7 @@ class Holding:
     ends: Mapping[StreamName, tuple[int, int]]
     """The first sequence that it keeps, and the next one to arrive."""
     at: Mapping[int, Mapping[StreamName, int]] = field(default_factory=dict)
-    """By time in milliseconds: the first sequence published at or after it; if there is none, the next to arrive.
+    """The first sequence published at or after each time (in milliseconds); if there is none, the next to arrive.
     It was asked for after the ends: streams and rows may have arrived in between."""
 
 

@@ -12,6 +12,7 @@ from m4cast.overlay.errors import M4castError
 from m4cast.spark_connector.access import channel_of
 from m4cast.spark_connector.offsets import Frontier
 from m4cast.spark_connector.options import Access
+from m4cast.spark_connector.source_filter import SourceFilter
 
 log = logging.getLogger("m4cast.spark")
 
@@ -20,10 +21,12 @@ RENEWALS = 3
 
 
 class ReaderLease:
-    def __init__(self, access: Access, reader: str, lease_ms: int) -> None:
+    def __init__(self, access: Access, reader: str, lease_ms: int, row_filter: SourceFilter | None = None) -> None:
+        """`row_filter`: what it reads of selective topics, whose nodes fetch no more."""
         self._channel = channel_of(access)
         self._reader = reader
         self._ttl_s = lease_ms / 1000
+        self._where = {} if row_filter is None else {"where": row_filter.text, "language": row_filter.language}
         self._from: tuple[Frontier, tuple[str, ...]] = ({}, ())
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._keep_renewing, name="m4cast-lease", daemon=True)
@@ -42,7 +45,7 @@ class ReaderLease:
     def _renew(self) -> None:
         frontier, topics = self._from
         try:
-            self._channel.lease(self._reader, frontier, topics=topics, ttl_s=self._ttl_s)
+            self._channel.lease(self._reader, frontier, topics=topics, ttl_s=self._ttl_s, **self._where)
         except M4castError as error:
             log.warning("reader %s: the nodes may not keep its rows: %s", self._reader, error)
 

@@ -30,8 +30,7 @@ class SequenceSpan:
 
 
 def fair_share(wanted: Mapping[StreamName, int], limit: int) -> dict[StreamName, int]:
-    """At most `limit` rows in total, shared as equally as possible, none more than wanted. At least one row if any is
-    wanted."""
+    """Share at most `limit` rows as equally as possible, none more than wanted. At least one row if any is wanted."""
     limit = max(limit, 1)
     if sum(wanted.values()) <= limit:
         return dict(wanted)

@@ -162,7 +162,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._spans.read(*partition.value)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: the checkpoint stores what was read."""
+        """Does nothing: the checkpoint stores what was read."""
 
     def stop(self) -> None:
         if self._lease is not None:
@@ -174,7 +174,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.reader is None or not topics:
             return
         if self._lease is None:  # created late: it cannot be pickled for the tasks
-            self._lease = ReaderLease(self._options.access, self._options.reader, self._options.lease_ms)
+            self._lease = ReaderLease(
+                self._options.access, self._options.reader, self._options.lease_ms, self._options.row_filter
+            )
         self._lease.hold(start, topics)
 
 

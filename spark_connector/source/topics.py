@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
 from m4cast.spark_connector import offsets
@@ -34,6 +34,8 @@ T = TypeVar("T")
 ANSWER_S = 5.0
 """Time to wait for one of several nodes before it counts as unreachable. Guess."""
 ASKED_AT_ONCE = 16
+_AWAY: set[str] = set()
+"""Listed nodes that did not answer when they were last asked by this process."""
 
 
 class SourceTopics:
@@ -43,7 +45,7 @@ class SourceTopics:
         """The last frontier from the nodes, including topics that do not match."""
 
         found = options.row_filter
-        self._where = {} if found is None else {"where": found.text, "language": found.language}
+        self._where: dict[str, Any] = {} if found is None else {"where": found.text, "language": found.language}
         """The filter, sent with every question: a node fetches only the matching rows of selective topics."""
 
     def channel(self) -> "Channel":
@@ -84,8 +86,7 @@ class SourceTopics:
         channel = self.channel()
         doors = channel.at(channel.nodes[0]).doors
         for topic in self.names():
-            begin = "earliest" if start == "earliest" else "latest"
-            ask = partial(read_activity, doors, topic, dict(self._where), begin, timeout_s, level)
+            ask = partial(read_activity, doors, topic, dict(self._where), start, timeout_s, level)
             found = patiently(ask, timeout_s)
             if not found.is_reached(level):
                 missing = f"nodes {', '.join(found.missing)} have not" if found.missing else "gatekeepers have not"
@@ -139,10 +140,7 @@ class SourceTopics:
             unreachable = [each for each in answers if isinstance(each, M4castError)]
             if len(unreachable) == len(answers):
                 raise unreachable[0]
-            for error in unreachable:
-                log.warning(
-                    "this read goes on without a node that cannot be reached, and rows that only it retains: %s", error
-                )
+            _note_unreachable(channel.nodes, answers)
             return [each for each in answers if not isinstance(each, M4castError)]
 
         return patiently(ask_once, timeout_s)
@@ -171,8 +169,8 @@ class SourceTopics:
         return sizes
 
     def lows(self, at: Frontier, streams: Iterable[StreamName]) -> dict[StreamName, int]:
-        """For each stream whose next rows no node keeps, the first sequence that is kept. All listed nodes must confirm
-        it: an unreachable one may have the rows."""
+        """The first sequence that is retained, for each stream whose next rows no node retains. All listed nodes must
+        confirm it: an unreachable one may have the rows."""
         channel = self.channel()
         lost: dict[StreamName, int] | None = None
         for node in channel.nodes:
@@ -187,6 +185,21 @@ class SourceTopics:
             lows = {stream: ends[0] for stream, ends in here.items() if ends and ends[0] > offsets.position(at, stream)}
             lost = lows if lost is None else {stream: min(low, lost[stream]) for stream, low in lows.items()}
         return lost or {}
+
+
+def _note_unreachable(nodes: Iterable[str], answers: Iterable[object]) -> None:
+    """Warn once about a node that is away, however often it is asked meanwhile."""
+    for node, answer in zip(nodes, answers, strict=True):
+        if not isinstance(answer, M4castError):
+            _AWAY.discard(node)
+        elif node not in _AWAY:
+            _AWAY.add(node)
+            log.warning(
+                "node %s cannot be reached: until it answers, reads go on without it, and without rows that only it "
+                "retains (this is reported once): %s",
+                node,
+                answer,
+            )
 
 
 class _UnreachableNodeError(Exception):
@@ -209,7 +222,7 @@ def _reached(channel: "Channel", question: Callable[["Channel"], T]) -> T:
 
 
 def _holding(
-    channel: "Channel", topics: tuple[str, ...] | None, times: Iterable[int], where: Mapping[str, str]
+    channel: "Channel", topics: tuple[str, ...] | None, times: Iterable[int], where: Mapping[str, Any]
 ) -> Holding:
     """The rows that one node holds. The ends are asked for first, as `edges.at_time` requires."""
     ends = _flat(channel.extents(topics, **where))

@@ -92,7 +92,7 @@ def run(names: tuple[str, ...], *, quick: bool, rounds: int | None = None) -> in
         about = " ".join((module.__doc__ or "").split())
         console.print(f"\n{name}: {about}")
         with console.status("") as status:
-            bench = Bench(quick=quick, rounds=rounds, told=status.update)
+            bench = Bench(quick=quick, rounds=rounds, report=status.update)
             results[name] = (about, bench)
             try:
                 if part:

@@ -1,6 +1,8 @@
 """Gaps and audits. "Gaps": missing ranges of 50 M rows of ten origins at one receiver, found from delivery records, and
 row by row by words of bits, beside the textbook's `lag()` over all rows. "One more minute": after 24 hours
-of 64 nodes, what runs of both jobs read and take: in full, with one more minute of records, and with nothing new.
+of 64 nodes, what runs of both jobs read and take: in full, with one more minute of records, and with nothing new;
+with broadcast topics alone, and when two of the ten origins publish on a selective one, of which each node wants three
+tenths by three registrations.
 "Growth": time of the row-level proof over rows, and of a full audit of an hour over nodes."""
 
 import tempfile
@@ -10,8 +12,9 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from pyspark.sql import DataFrame, Row, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType
 
 from m4cast.jobs import delivery_audit, ordering_gaps
 from m4cast.jobs.gaps.gap_rows import advance
@@ -20,6 +23,8 @@ from m4cast.jobs.ranges import between
 from m4cast.jobs.session import delta_builder, interpreted_if_few
 from m4cast.jobs.table_folder import TableFolder, frame
 from m4cast.schemas.tables.deliveries import DELIVERIES
+from m4cast.schemas.tables.events import events_table
+from m4cast.schemas.tables.interest import INTEREST
 from m4cast.schemas.tables.roster import ROSTER
 from tests.bench.comparison import Bench, Side
 from tests.bench.processes import Watch
@@ -35,6 +40,15 @@ NODES = 64
 HOURS = 24
 BATCHES_PER_MINUTE = 2
 BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
+SELECTIVE_ORIGINS = 2
+"""Of the ten, when there is a selective topic."""
+SELECTIVE_ROWS = 10
+"""Rows of a selective batch: whether they were wanted is decided by reading them."""
+KINDS = 10
+"""Each selective batch has rows of one kind."""
+WANTED_KINDS = 3
+"""Registrations of a node, each of one kind."""
+WANTED = events_table("wanted", StructType([StructField("kind", LongType())]))
 GROWTH_ROWS = (1_000_000, 10_000_000, 100_000_000)
 GROWTH_NODES = (9, 64)
 
@@ -103,7 +117,7 @@ def gaps(bench: Bench, spark: SparkSession) -> None:
 
 
 def _records_of(held: DataFrame) -> DataFrame:
-    """Of one receiver."""
+    """The records of one receiver."""
     number = F.row_number().over(Window.orderBy("batch", "number"))
     names = {
         "delivery": number.cast("long"),
@@ -116,7 +130,7 @@ def _records_of(held: DataFrame) -> DataFrame:
 
 
 def _holes_of_records(deliveries: DataFrame) -> list[Row]:
-    """As the job does it: it counts the records first, too."""
+    """A run as the job makes it, which counts the records first, too."""
     missing = (
         (F.col("line") == "stream") & (F.col("state") == "MISSING") & ~F.col("is_tail") & (F.col("node_id") != "*")
     )
@@ -143,19 +157,26 @@ def _holes_by_lag(events: DataFrame) -> DataFrame:
 
 
 def one_more_minute(bench: Bench, spark: SparkSession) -> None:
+    for selective in (0, SELECTIVE_ORIGINS):
+        _one_more_minute(bench, spark, selective)
+
+
+def _one_more_minute(bench: Bench, spark: SparkSession, selective: int) -> None:
     hours = bench.of(HOURS, 1)
     with tempfile.TemporaryDirectory(prefix="m4cast-bench-") as folder:
         tables = TableFolder(spark, folder)
-        make_history(tables, NODES, hours * 60)
+        make_history(tables, NODES, hours * 60, selective)
         end = BEGIN + timedelta(hours=hours)
         full = _both(spark, folder, end)
         _both(spark, folder, end)  # so that the one with nothing new is not the first of its kind
         nothing = _both(spark, folder, end)
-        tables.append(DELIVERIES, minutes_of(spark, NODES, hours * 60, 1))
+        tables.append(DELIVERIES, minutes_of(spark, NODES, hours * 60, 1, selective))
+        if selective:
+            tables.append(WANTED, wanted_rows(spark, hours * 60, 1, selective))
         more = _both(spark, folder, end + timedelta(minutes=1))
     for name, (seconds, records, read) in {"full": full, "nothing new": nothing, "one more minute": more}.items():
         bench.fact(
-            what=f"gaps and audit, {NODES} nodes, {hours} h: {name}",
+            what=f"gaps and audit, {NODES} nodes, {hours} h, {selective} of {ORIGINS} origins selective: {name}",
             seconds=round(seconds, 1),
             records=records,
             bytes=read,
@@ -164,9 +185,13 @@ def one_more_minute(bench: Bench, spark: SparkSession) -> None:
         )
 
 
-def make_history(tables: TableFolder, nodes: int, minutes: int) -> None:
-    for table in (DELIVERIES, ROSTER):
+def make_history(tables: TableFolder, nodes: int, minutes: int, selective: int = 0) -> None:
+    """`selective`: so many of the origins publish on a selective topic."""
+    for table in (DELIVERIES, ROSTER, *((INTEREST, WANTED) if selective else ())):
         tables.ensure(table)
+    if selective:
+        tables.append(INTEREST, frame(tables.spark, _registrations(nodes), INTEREST.schema))
+        tables.append(WANTED, wanted_rows(tables.spark, 0, minutes, selective))
     members = [
         {
             "node_id": f"{node:032x}",
@@ -185,13 +210,70 @@ def make_history(tables: TableFolder, nodes: int, minutes: int) -> None:
     ]
     tables.append(ROSTER, frame(tables.spark, members, ROSTER.schema))
     # Files as ingest would write them, each of some minutes; in one commit, to be made in reasonable time.
-    history = minutes_of(tables.spark, nodes, 0, minutes)
+    history = minutes_of(tables.spark, nodes, 0, minutes, selective)
     history = history.repartitionByRange(max(1, minutes // 5), "delivered_at")
     tables.append(DELIVERIES, history)
 
 
-def minutes_of(spark: SparkSession, nodes: int, begin: int, minutes: int) -> DataFrame:
-    """Records of whole minutes: every batch of every origin at every node."""
+def _registrations(nodes: int) -> list[dict[str, Any]]:
+    """Each node wants three kinds, from before the first row on."""
+    return [
+        {
+            "number": 1 + each,
+            "node_id": f"{node:032x}",
+            "node": f"n{node}",
+            "registration": f"r{each}",
+            "owner": "bench",
+            "topic": "wanted",
+            "condition": f"kind = {(node + each) % KINDS}",
+            "language": "sql",
+            "start": "latest",
+            "epoch": 1 + each,
+            "incarnation": 1,
+            "ts": 1 + each,
+            "from_at": BEGIN - timedelta(hours=1),
+            "revision": 1 + each,
+            "read_at": BEGIN,
+            "first_read_at": BEGIN,
+        }
+        for node in range(nodes)
+        for each in range(WANTED_KINDS)
+    ]
+
+
+def _is_selective(selective: int) -> Column:
+    return F.col("number") >= ORIGINS - selective
+
+
+def _kind() -> Column:
+    return F.pmod(F.col("number") + F.col("batch"), F.lit(KINDS))
+
+
+def _published() -> Column:
+    seconds = F.col("batch") * (60 // BATCHES_PER_MINUTE) + F.col("number")
+    return F.timestamp_seconds(F.lit(int(BEGIN.timestamp())) + seconds)
+
+
+def wanted_rows(spark: SparkSession, begin: int, minutes: int, selective: int) -> DataFrame:
+    """The rows of the selective topic of whole minutes."""
+    per_minute = ORIGINS * BATCHES_PER_MINUTE
+    number = F.lit(begin * per_minute) + F.col("id")
+    batches = spark.range(minutes * per_minute).select(
+        (number % ORIGINS).alias("number"), F.floor(number / ORIGINS).alias("batch")
+    )
+    columns = {
+        "_topic": F.lit("wanted"),
+        "_origin": F.format_string("%032x", "number"),
+        "_sequence": F.explode(F.sequence(F.col("batch") * SELECTIVE_ROWS + 1, (F.col("batch") + 1) * SELECTIVE_ROWS)),
+        "_published_at": _published(),
+        "kind": _kind().cast("long"),
+    }
+    rows = batches.where(_is_selective(selective))
+    return rows.select(*(columns[name].alias(name) for name in WANTED.schema.names))
+
+
+def minutes_of(spark: SparkSession, nodes: int, begin: int, minutes: int, selective: int = 0) -> DataFrame:
+    """Records of whole minutes: every batch of every origin at every node, but of selective ones where it is wanted."""
     per_minute = ORIGINS * BATCHES_PER_MINUTE
     number = F.lit(begin * per_minute) + F.floor(F.col("id") / nodes)
     spread = spark.range(minutes * per_minute * nodes).select(
@@ -200,8 +282,10 @@ def minutes_of(spark: SparkSession, nodes: int, begin: int, minutes: int) -> Dat
         F.floor(number / ORIGINS).alias("batch"),
         number.alias("delivery"),
     )
-    seconds = F.col("batch") * (60 // BATCHES_PER_MINUTE) + F.col("number")
-    published = F.timestamp_seconds(F.lit(int(BEGIN.timestamp())) + seconds)
+    is_own = F.col("node") == F.col("number")
+    is_wanted = F.pmod(_kind() - F.col("node"), F.lit(KINDS)) < WANTED_KINDS
+    spread = spread.where(~_is_selective(selective) | is_own | is_wanted)
+    published = _published()
     # Each arrival takes a time of its own: constants would be compressed to nothing.
     took_us = F.pmod(F.xxhash64("node", "number", "batch"), F.lit(100_000)) + 20_000
     names = {
@@ -211,6 +295,17 @@ def minutes_of(spark: SparkSession, nodes: int, begin: int, minutes: int) -> Dat
         "published_at": published,
         "delivered_at": F.timestamp_micros(F.unix_micros(published) + took_us),
     }
+    if selective:
+        names |= {
+            "topic": F.when(_is_selective(selective), "wanted").otherwise("orders"),
+            "spread": F.when(_is_selective(selective), "selective"),
+        }
+        rows = F.when(_is_selective(selective), SELECTIVE_ROWS).otherwise(BATCH_ROWS)
+        names |= {
+            "first_sequence": F.col("batch") * rows + 1,
+            "last_sequence": (F.col("batch") + 1) * rows,
+            "row_count": rows,
+        }
     return _records(spread, names)
 
 
@@ -232,7 +327,9 @@ def _records(spread: DataFrame, names: dict[str, Any]) -> DataFrame:
         "checksum": F.format_string("%016x", F.col("batch") * ORIGINS + F.col("number")),
     }
     columns = {**constants, **names}
-    return spread.select(*(columns[name].alias(name) for name in DELIVERIES.schema.names))
+    nothing = F.lit(None)
+    types = {field.name: field.dataType for field in DELIVERIES.schema}
+    return spread.select(*(columns.get(name, nothing).cast(types[name]).alias(name) for name in types))
 
 
 def _both(spark: SparkSession, folder: str, as_of: datetime) -> tuple[float, int, int]:

@@ -123,7 +123,7 @@ class _Carrying:
                 return Sent(json.dumps(reading).encode(), b"%08d" % at, headers)
 
     def _consume(self, topic: str, codec: Codec) -> float:
-        """As the bridge is set up, and as it decodes: nothing else."""
+        """A loop set up as the bridge is, which only decodes."""
         consumer = KafkaConsumer(
             bootstrap_servers=self._kafka.address,
             enable_auto_commit=False,

@@ -115,7 +115,7 @@ class Rows:
         self.published = 0
 
     def publish(self, batches: int, watch: Watch | None = None, names: tuple[str, ...] = ()) -> None:
-        """Until these nodes, or all, have everything on disk."""
+        """Wait until these nodes, or all, have everything on disk."""
         with watch or nullcontext():
             put(self._cluster.node("n1").door, self._cluster.credentials(), batches)
             self.published += batches * ROWS

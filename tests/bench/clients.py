@@ -27,6 +27,8 @@ from m4cast.overlay.protocol.effects import Wish
 from m4cast.overlay.protocol.interest import registrations
 from tests.bench.comparison import Bench, Side
 from tests.bench.processes import Watch, anonymous_mb
+from tests.overlay.client.roaming.waiting import until_ready
+from tests.overlay.door.served import serving
 from tests.overlay.protocol.interest.mesh import Member
 from tests.processes.clusters import process_of, running_cluster
 
@@ -36,6 +38,8 @@ FEW_CLIENTS = 1_000
 PROFILES = 10_000
 KINDS = 400
 SECRET = "a secret of this benchmark"
+HOUR_S = 3_600.0
+"""No limit to what is measured, only an end to what hangs."""
 
 
 # ---- the hierarchy of profiles (A1-A5)
@@ -92,6 +96,75 @@ def _hierarchy(bench: Bench) -> None:
         )
 
 
+def _crossings(bench: Bench) -> None:
+    """The same clients at a real node, of a selective topic that another one publishes: what crosses, what it costs,
+    and what each gets. Nodes share this process, so that limits can be lifted for the side without the hierarchy.
+
+    Deliveries: what a client gets is what a read of its condition gives at its node. Clients with equal conditions get
+    the same rows, so each distinct condition is read once, and counted for every client that has it."""
+    clients, batches = bench.of(PROFILES, 1_000), bench.of(2 * KINDS, 100)
+    texts = zipf_profiles(clients)
+    rng = np.random.default_rng(3)
+    rows = pa.table({"kind": np.repeat(np.arange(1, batches + 1), 25), "price": rng.integers(0, 100, 25 * batches)})
+    (whole,) = rows.combine_chunks().to_batches()
+    wanted = {text: int(_mask(whole, {text}).sum()) for text in set(texts)}
+    crossing = int(_mask(whole, set(texts)).reshape(-1, 25).any(axis=1).sum())
+    for name in ("with", "without"):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            patch.object(registrations, "ANNOUNCED_MAX", 10**9),
+            patch.object(registrations, "ANNOUNCED_BYTES_MAX", 10**9),
+            serving(Path(folder), 2, settings=lambda node: {"interest_hierarchy": name == "with"}) as served,  # noqa: B023
+        ):
+            origin, there = (Channel([address], timeout_s=HOUR_S) for address in served.addresses)
+            origin.create_topic("zipf", keepers=0, route_by=["kind"])
+            until_ready(lambda: origin.publish("zipf", rows.slice(0, 0), acks=0))  # noqa: B023
+            wishes = [
+                {"key": f"c{number}", "credential": SECRET, "topic": "zipf", "where": text}
+                for number, text in enumerate(texts)
+            ]
+            began = time.process_time()
+            for first in range(0, clients, 500):
+                there.subscribe_all(wishes[first : first + 500], start="earliest")
+            subscribing_s = time.process_time() - began
+            publisher, reader = (each.driver.node for each in served.nodes)
+            version = reader.interest.version
+            deadline = time.monotonic() + HOUR_S
+            while publisher.selection.selective.demand.versions.get(reader.me.node_id) != version:
+                assert time.monotonic() < deadline, "the publisher does not hear what is wanted"
+                time.sleep(0.05)
+                version = reader.interest.version
+            announced = reader.interest.registrations.items()
+            began = time.process_time()
+            for first in range(0, rows.num_rows, 25):
+                origin.publish("zipf", rows.slice(first, 25), acks=0)
+            ends = origin.frontier("zipf")
+            got = {text: there.read("zipf", {}, ends, where=text).num_rows for text in [*wanted][:1]}
+            publishing_s = time.process_time() - began
+            began = time.process_time()
+            got |= {text: there.read("zipf", {}, ends, where=text).num_rows for text in wanted}
+            reading_s = time.process_time() - began
+            sent = publisher.selection.copies.sent
+            assert got == wanted, "every client gets the rows that it wants, and no others"
+            assert sent.batches == crossing, (sent.batches, crossing)
+            bench.fact(
+                what=f"{clients:,} clients of a selective topic, {name} hierarchy",
+                distinct_profiles=len(wanted),
+                registrations=len(reader.interest.registrations.rows),
+                announced=len(announced),
+                announced_bytes=sum(len(item.text) for item in announced),
+                batches=batches,
+                batches_crossing=sent.batches,
+                false_batches=sent.batches - crossing,
+                bytes_crossing=sent.bytes,
+                deliveries=sum(got[text] for text in texts),
+                false_deliveries=sum(got[text] - wanted[text] for text in texts),
+                subscribing_cpu_s=round(subscribing_s, 1),
+                publishing_cpu_s=round(publishing_s, 2),
+                reading_cpu_s=round(reading_s, 1),
+            )
+
+
 def _mask(rows: pa.RecordBatch, texts: set[str]) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
     terms, found = BatchTerms(rows), np.zeros(rows.num_rows, bool)
     for text in sorted(texts):
@@ -100,7 +173,7 @@ def _mask(rows: pa.RecordBatch, texts: set[str]) -> "np.ndarray[tuple[int], np.d
 
 
 def _shipped(bench: Bench) -> None:
-    """What a client takes along when it changes its access point, besides the rows that it lacks."""
+    """The bytes that a client takes along when it changes its access point, besides the rows that it lacks."""
     import json
 
     from m4cast.overlay.protocol.clients.packed_state import packed_of
@@ -116,8 +189,8 @@ def _shipped(bench: Bench) -> None:
 
 
 def _notified(bench: Bench) -> None:
-    """From the call that publishes at one node until the row is handed out at another: a client, and a plain tail."""
-    rows = bench.of(300, 30)
+    """The time from the call that publishes at one node until the row is handed out at another: to a client, and to a
+    plain tail. Rows of a profile or a filter that come within 10 ms of others are joined with them (`EARLY_S`)."""
     with tempfile.TemporaryDirectory() as folder, running_cluster(Path(folder), 3) as cluster:
         publisher = cluster.channel("n1")
         publisher.publish("late", [{"n": -1}], acks=2)
@@ -125,7 +198,7 @@ def _notified(bench: Bench) -> None:
         client.connect(create=True)
         client.subscribe("late", "n >= 0")
 
-        def late(watch: Watch, batches: Iterator[pa.RecordBatch]) -> float:
+        def late(rows: int, pause_s: float, watch: Watch, batches: Iterator[pa.RecordBatch]) -> float:
             times: list[float] = []
             sent: dict[int, float] = {}
             arrived = threading.Semaphore(0)
@@ -148,25 +221,30 @@ def _notified(bench: Bench) -> None:
                     sent[number] = time.perf_counter()
                     publisher.publish("late", [{"n": number}])
                     arrived.acquire(timeout=10)
+                    time.sleep(pause_s)
             thread.join(10)
             return statistics.median(times) * 1_000
 
-        def by_client(watch: Watch) -> float:
-            return late(watch, client.notifications())
+        def compare(name: str, rows: int, pause_s: float) -> None:
+            def by_client(watch: Watch) -> float:
+                return late(rows, pause_s, watch, client.notifications())
 
-        def by_tail(watch: Watch) -> float:
-            return late(watch, cluster.channel("n2").tail("late", "latest", where="n >= 0"))
+            def by_tail(watch: Watch) -> float:
+                return late(rows, pause_s, watch, cluster.channel("n2").tail("late", "latest"))
 
-        bench.compare(
-            "publish to notification at another node, median",
-            "ms",
-            Side("client", by_client),
-            Side("tail with the same filter", by_tail),
-            better="lower",
-            bar=0.5,
-            rounds=3,
-            warm_rounds=1,
-        )
+            bench.compare(
+                f"publish to notification at another node, {name}, median",
+                "ms",
+                Side("client", by_client),
+                Side("plain tail", by_tail),
+                better="lower",
+                bar=2.0,
+                rounds=3,
+                warm_rounds=1,
+            )
+
+        compare("ten rows a second", bench.of(60, 6), 0.1)
+        compare("each row when the one before has come", bench.of(300, 30), 0.0)
 
 
 @contextmanager
@@ -215,6 +293,37 @@ def _absent(bench: Bench) -> None:
         )
 
 
+def _absent_selective(bench: Bench) -> None:
+    """The same on a selective topic, with conditions as many clients have them; and memory at another node, which has
+    a row of the client table for each of them."""
+    clients = bench.of(CLIENTS, 2_000)
+    with tempfile.TemporaryDirectory() as folder, running_cluster(Path(folder), 2) as cluster:
+        there = cluster.channel("n1")
+        there.create_topic("chosen", keepers=0, route_by=["kind"])
+        texts = zipf_profiles(clients)
+        rows = (
+            {"key": f"c{number}", "credential": SECRET, "topic": "chosen", "where": text}
+            for number, text in enumerate(texts)
+        )
+        empty_mb = {name: anonymous_mb(process_of(cluster, name).pid) for name in ("n1", "n2")}
+        began = time.perf_counter()
+        there.at(there.nodes[0], timeout_s=HOUR_S).subscribe_all(rows, start="earliest")
+        seconds = time.perf_counter() - began
+        other = cluster.channel("n2")
+        deadline = time.monotonic() + HOUR_S
+        while (known := sum(1 for _ in other.clients())) < clients:
+            assert time.monotonic() < deadline, f"the other node knows {known} clients"
+            time.sleep(1.0)
+        full_mb = {name: anonymous_mb(process_of(cluster, name).pid) for name in ("n1", "n2")}
+        bench.fact(
+            what=f"{clients:,} absent clients of a selective topic",
+            distinct_profiles=len(set(texts)),
+            subscribed_s=round(seconds, 1),
+            mb_above_empty=round(full_mb["n1"] - empty_mb["n1"]),
+            mb_at_another_node=round(full_mb["n2"] - empty_mb["n2"]),
+        )
+
+
 def _publish_us(cluster: LocalCluster, channel: Channel, rows: int = 300) -> float:
     """CPU time of the node for a publish of one row."""
     pid = process_of(cluster, "n1").pid
@@ -231,7 +340,7 @@ def cpu_s(pid: int) -> float:
 
 
 def _waiting(bench: Bench) -> None:
-    """What a store grows by when rows wait for absent clients: two nodes with the same rows, the clients at one."""
+    """The growth of a store when rows wait for absent clients: two nodes with the same rows, the clients at one."""
     rows = bench.of(1_000_000, 20_000)
     with tempfile.TemporaryDirectory() as folder, running_cluster(Path(folder), 2) as cluster:
         first = cluster.channel("n1")
@@ -276,15 +385,12 @@ def _query(bench: Bench) -> None:
         ends = _all_ends([cluster.node(name).door for name in names])
         for each in channels:  # until all have everything
             each.read("table", {}, ends, where="price < 0")
-        for what, read in _reads(channel):
-            began = time.perf_counter()
-            first_s, count = 0.0, 0
-            for batch in read():
-                first_s = first_s or time.perf_counter() - began
-                count += batch.num_rows
-            seconds = time.perf_counter() - began
-            assert count == by_hand, (what, count, by_hand)
-            bench.fact(what=what, rows=count, first_ms=round(first_s * 1e3), all_ms=round(seconds * 1e3))
+        _asked(bench, "a query of the whole channel, cold", by_hand, lambda: _query_all(channel))
+        for each in channels:  # until all have folded
+            assert each.table("table", "price < 0").num_rows == 0
+        for _ in range(3):
+            _asked(bench, "a query of the whole channel, folded", by_hand, lambda: _query_all(channel))
+        _asked(bench, "the table at one node, folded", by_hand, lambda: _table(channel))
         cluster.kill(names[1])
         query = channel.query("table", "price < 0.01", scope="channel")
         found = sum(batch.num_rows for batch in query)
@@ -312,19 +418,23 @@ def _standing_prices(owner: int, share: int) -> "np.ndarray[tuple[int], np.dtype
     return prices
 
 
-def _reads(channel: Channel) -> list[tuple[str, Callable[[], Iterator[pa.RecordBatch]]]]:
-    def table() -> Iterator[pa.RecordBatch]:
-        return iter(channel.table("table", "price < 0.01").to_batches())
+def _table(channel: Channel) -> Iterator[pa.RecordBatch]:
+    return iter(channel.table("table", "price < 0.01").to_batches())
 
-    def query() -> Iterator[pa.RecordBatch]:
-        return channel.query("table", "price < 0.01", scope="channel")
 
-    return [
-        ("the table at one node, for the first time", table),
-        ("the table at one node, again", table),
-        ("a query of the whole channel", query),
-        ("a query of the whole channel, again", query),
-    ]
+def _query_all(channel: Channel) -> Iterator[pa.RecordBatch]:
+    return channel.query("table", "price < 0.01", scope="channel")
+
+
+def _asked(bench: Bench, what: str, by_hand: int, ask: Callable[[], Iterator[pa.RecordBatch]]) -> None:
+    began = time.perf_counter()
+    first_s, count = 0.0, 0
+    for batch in ask():
+        first_s = first_s or time.perf_counter() - began
+        count += batch.num_rows
+    seconds = time.perf_counter() - began
+    assert count == by_hand, (what, count, by_hand)
+    bench.fact(what=what, rows=count, first_ms=round(first_s * 1e3), all_ms=round(seconds * 1e3))
 
 
 def _all_ends(addresses: list[str]) -> dict[str, dict[str, int]]:
@@ -338,9 +448,11 @@ def _all_ends(addresses: list[str]) -> dict[str, dict[str, int]]:
 
 PARTS: dict[str, Callable[[Bench], None]] = {
     "hierarchy": _hierarchy,
+    "crossings": _crossings,
     "shipped": _shipped,
     "late": _notified,
     "absent": _absent,
+    "absent-selective": _absent_selective,
     "waiting": _waiting,
     "query": _query,
 }

@@ -1,4 +1,4 @@
-"""How things are measured here: ours and its references do the same work in turns, after a warm-up.
+"""The way of measuring: m4cast and its references do the same work in turns, after a warm-up.
 
 A machine's mood changes from minute to minute; the ratio of two things that were done right after each other changes
 little. So each round runs all sides, what is reported is the median of the rounds' ratios with the least and the
@@ -51,7 +51,7 @@ class Missing:
 
 @dataclass(slots=True)
 class Measured:
-    """What the rounds of one side gave."""
+    """The results of one side's rounds."""
 
     name: str
     gb: float
@@ -102,24 +102,24 @@ class Comparison:
 
 
 class Bench:
-    """What a benchmark reports to. `quick`: as little as still shows something, in one round; `rounds`: so many of all,
-    whatever the benchmark has in mind."""
+    """The place that a benchmark reports to. `quick`: as little as still shows something, in one round; `rounds`: so
+    many of each, whatever the benchmark would choose."""
 
     def __init__(
         self,
         *,
         quick: bool = False,
         rounds: int | None = None,
-        told: Callable[[str], None] = lambda what: None,
+        report: Callable[[str], None] = lambda what: None,
     ) -> None:
         self.quick = quick
         self._rounds = rounds or (1 if quick else None)
         self.comparisons: list[Comparison] = []
         self.facts: list[Row] = []
-        self._told = told
+        self._report = report
 
     def of(self, full: int, quick: int) -> int:
-        """How much of something."""
+        """An amount of something."""
         return quick if self.quick else full
 
     def compare(
@@ -135,14 +135,15 @@ class Bench:
         rounds: int = ROUNDS,
         warm_rounds: int = WARM_ROUNDS,
     ) -> Comparison:
-        """Of one round: `amount` in units, `gb` of payload. `bar`: the ratio to reach to the first reference."""
+        """The result of one round: `amount` in units, `gb` of payload. `bar`: the ratio to the first reference that is
+        to be reached."""
         sides = [ours, *(side for side in references if isinstance(side, Side))]
         measured = tuple(Measured(side.name, gb if side.gb is None else side.gb) for side in sides)
         rounds = self._rounds or rounds
         warm_rounds = min(warm_rounds, 1) if self.quick else warm_rounds
         for number in range(warm_rounds + rounds):
             for side, seen in zip(sides, measured, strict=True):
-                self._told(f"{what}: round {number + 1} of {warm_rounds + rounds}, {side.name}")
+                self._report(f"{what}: round {number + 1} of {warm_rounds + rounds}, {side.name}")
                 gc.collect()
                 watch = Watch(side.processes)
                 value = side.work(watch)

@@ -36,7 +36,7 @@ def measure(bench: Bench) -> None:
 
 
 def _bare_loop(events: int) -> None:
-    """As many entries of the shape that the world uses, with as many waiting as a world has."""
+    """Drive a bare heap with as many entries of the shape that the world uses, and as many waiting as a world has."""
 
     def nothing(*arguments: object) -> None:
         pass

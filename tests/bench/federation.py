@@ -2,13 +2,15 @@
 its paper: events of 30 to 500 bytes, 1 to 1,000 a second, each taker wanting 100 to 5 % of them, all takers the same
 ones (aligned) or each node others (spread). Published at node 22, metered at node 10, beside each sample the paper's
 figure, where it has one. Then the same load in three other ways: every row to every node (flood), the same with the
-filter in the client, and one channel of 22 nodes, where each node knows what all others want.
+filter in the client, and one channel of 22 nodes, where each node knows what all others want. All 60 samples take ten
+minutes, and some for reading everything at every node. What has not begun after `--minutes` is left out, and named.
 
-    python -m tests.bench.federation [--samples N] [--seconds S] [--foils/--no-foils]
+    python -m tests.bench.federation            all of it: prints the table of docs/FEDERATION.md, row by row
+    python -m tests.bench.federation [--quick] [--samples N] [--seconds S] [--minutes M] [--foils/--no-foils]
 
 An event is a row; those that are due within a burst are published together, with one value of the column that filters
-name. Latency is from when an event was due until the meter's client has it. A sample counts only if each of the 22
-nodes has every event that it wants of it, and no other.
+name. Latency is from when an event was due until the meter's client has it. A sample counts only if each taker at each
+of the 22 nodes has every event that it wants of it, and no other.
 """
 
 import tempfile
@@ -20,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import fmean, pvariance
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import click
 import pyarrow as pa
@@ -28,7 +30,7 @@ import pyarrow as pa
 from m4cast.cluster.federation import LocalFederation, read_spec
 from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.client import Channel
-from m4cast.overlay.errors import RefusedError
+from m4cast.overlay.errors import M4castError, RefusedError
 from tests.bench.comparison import Bench, Row
 from tests.bench.processes import Watch
 from tests.bench.references import pids
@@ -45,9 +47,26 @@ PARTS = 100
 TAKERS = 5
 BURST_S = 0.05
 SECONDS, SECONDS_QUICK = 10, 4
+SAMPLES, SAMPLES_QUICK = 60, 10
 PATIENCE_S = 120.0
 FLOODED = "events"
 ARRIVED = "of 952/s, 78/s arrived"
+TABLE = (
+    "how",
+    "match %",
+    "takers",
+    "events/s",
+    "bytes",
+    "arrived",
+    "mean ms",
+    "variance",
+    "most",
+    "KB over gateways",
+    "paper",
+)
+"""The columns of docs/FEDERATION.md."""
+Takers = dict[tuple[tuple[str, str], int], dict[str, dict[str, int]]]
+"""Node and taker -> where what it wants begins."""
 
 
 class Load(NamedTuple):
@@ -61,6 +80,11 @@ class Load(NamedTuple):
     @property
     def topic(self) -> str:
         return f"quotes-{self.match}-{self.mode}"
+
+    @property
+    def takers(self) -> range:
+        """The takers of each node."""
+        return range(TAKERS if self.mode == "spread" else 1)
 
 
 PAPER = {
@@ -107,7 +131,7 @@ class Spread(Protocol):
 
 
 def where(load: Load, node: int, taker: int = 0) -> str:
-    """What a taker at a node wants: m of the values."""
+    """The filter of a taker at a node, which wants m of the values."""
     first = 0 if load.mode == "aligned" else (node * 37 + taker * 11) % PARTS
     last = first + load.match
     inside = f"part >= {first} and part < {min(last, PARTS)}"
@@ -145,7 +169,7 @@ class Units:
         until(lambda: self._are_active(load), f"{load.topic} is wanted everywhere", PATIENCE_S)
 
     def _are_active(self, load: Load) -> bool:
-        """Whether every gatekeeper's channel wants it, up to the top."""
+        """True if every gatekeeper's channel wants it, up to the top."""
         for gatekeeper in self.federation.calls:
             view = self.federation.units(gatekeeper)
             levels = [want["active_level"] for want in view["wants"] if want["topic"] == load.topic]
@@ -202,10 +226,12 @@ def want_everywhere(spread: Spread, load: Load) -> None:
     publisher.create_topic(load.topic, keepers=0, route_by=["part"])
     for number, node in enumerate(spread.nodes):
         channel = spread.channel(node)
-        for taker in range(TAKERS if load.mode == "spread" else 1):
+        for taker in load.takers:
             channel.register(load.topic, where(load, number, taker))
     for number, node in enumerate(spread.nodes):
-        assert spread.channel(node).active(load.topic, where(load, number), timeout_s=PATIENCE_S).is_active
+        for taker in load.takers:
+            filter_ = where(load, number, taker)
+            assert spread.channel(node).active(load.topic, filter_, timeout_s=PATIENCE_S).is_active
 
 
 # ---- a sample
@@ -264,7 +290,7 @@ def rows_of(parts: Sequence[int], due_ns: Sequence[int], size: int) -> pa.Table:
 def warm(spread: Spread, load: Load) -> None:
     """Have the topic's stream begin everywhere: some rows of it, that all nodes get."""
     topic, parts = spread.topic(load), list(range(0, PARTS, 4))
-    before = {node: _frontier(spread, node, topic, load, number) for number, node in enumerate(spread.nodes)}
+    before = _frontiers(spread, topic, load)
     spread.channel(PUBLISHER).publish(topic, rows_of(parts, [0] * len(parts), 50))
     _all_arrived(spread, topic, load, parts, before)
 
@@ -274,25 +300,25 @@ def sample(spread: Spread, load: Load, seconds: float) -> Row:
     topic, random = spread.topic(load), Random(load.per_s)
     meter_at = spread.nodes.index(METER) if METER in spread.nodes else 9
     publisher = spread.channel(PUBLISHER)
-    before = {node: _frontier(spread, node, topic, load, number) for number, node in enumerate(spread.nodes)}
-    meter = Meter(spread, topic, load, meter_at, before[spread.nodes[meter_at]], is_filtered=spread.is_filtered)
+    before = _frontiers(spread, topic, load)
+    meter = Meter(spread, topic, load, meter_at, before[spread.nodes[meter_at], 0], is_filtered=spread.is_filtered)
     meter.start()
     crossed = spread.crossed()
     parts: list[int] = []
+    values = _evenly(random)
     watch = Watch(spread.processes())
     with watch:
         started_s, started_ns = time.monotonic(), time.time_ns()
-        count, bursts = round(load.per_s * seconds), 0
+        count = round(load.per_s * seconds)
         while len(parts) < count:
             due_s = (len(parts) + _burst(load) - 1) / load.per_s
             time.sleep(max(0.0, started_s + due_s - time.monotonic()))
             passed = time.monotonic() - started_s
             ready = min(count, max(len(parts) + 1, int(passed * load.per_s) + 1))  # all that are due
-            part, due = _part(load, random, bursts), range(len(parts), ready)
+            part, due = next(values), range(len(parts), ready)
             due_ns = [started_ns + int(each / load.per_s * 1e9) for each in due]
             publisher.publish(topic, rows_of([part] * len(due), due_ns, load.size))
             parts += [part] * len(due)
-            bursts += 1
         published_s = time.monotonic() - started_s
         meter.expected = sum(is_wanted(load, meter_at, part) for part in parts)
         if len(meter.late_ms) < meter.expected:
@@ -325,46 +351,48 @@ def _burst(load: Load) -> int:
     return max(1, round(load.per_s * BURST_S))
 
 
-def _part(load: Load, random: Random, burst: int) -> int:
-    """Values come evenly: a hundred bursts have each once, in an order of their own."""
-    if burst % PARTS == 0:
-        _ORDER[:] = random.sample(range(PARTS), PARTS)
-    return _ORDER[burst % PARTS]
+def _evenly(random: Random) -> Iterator[int]:
+    """Values, so that a hundred bursts have each once, in an order of their own."""
+    while True:
+        yield from random.sample(range(PARTS), PARTS)
 
 
-_ORDER: list[int] = []
+def _frontiers(spread: Spread, topic: str, load: Load) -> Takers:
+    return {
+        (node, taker): _frontier(spread, node, topic, where(load, number, taker))
+        for number, node in enumerate(spread.nodes)
+        for taker in load.takers
+    }
 
 
-def _frontier(spread: Spread, node: tuple[str, str], topic: str, load: Load, number: int) -> dict[str, dict[str, int]]:
+def _frontier(spread: Spread, node: tuple[str, str], topic: str, condition: str) -> dict[str, dict[str, int]]:
     try:
-        return dict(spread.channel(node).frontier(topic, where=where(load, number)))
+        return dict(spread.channel(node).frontier(topic, where=condition))
     except RefusedError as error:
         if error.code != "unknown-topic":  # nothing was published yet
             raise
         return {}
 
 
-def _all_arrived(
-    spread: Spread,
-    topic: str,
-    load: Load,
-    parts: Sequence[int],
-    before: dict[tuple[str, str], dict[str, dict[str, int]]],
-) -> None:
-    for number, node in enumerate(spread.nodes):
-        expected = sum(is_wanted(load, number, part) for part in parts)
+def _all_arrived(spread: Spread, topic: str, load: Load, parts: Sequence[int], before: Takers) -> None:
+    """Each taker has what it wants, and nothing else."""
+    numbers = {node: number for number, node in enumerate(spread.nodes)}
+    for (node, taker), begin in before.items():
+        channel, number = spread.channel(node), numbers[node]
+        expected = sum(is_wanted(load, number, part, taker) for part in parts)
+        start, condition = begin if begin.get(topic) else "earliest", where(load, number, taker)
 
-        def found(number: int = number, node: tuple[str, str] = node) -> int:
-            start = before[node] if before[node].get(topic) else "earliest"
+        def found(channel: Channel = channel, start: Any = start, condition: str = condition) -> int:
             try:
-                return int(spread.channel(node).read(topic, start, where=where(load, number)).num_rows)
+                return int(channel.read(topic, start, where=condition).num_rows)
             except RefusedError as error:
                 if error.code != "unknown-topic":
                     raise
                 return 0
 
-        until(lambda found=found, expected=expected: found() >= expected, f"{load} at {node}", PATIENCE_S)  # type: ignore[misc]
-        assert found() == expected, f"{load} at {node}: {found()} in place of {expected}"
+        who = f"{load} at {node}, taker {taker}"
+        until(lambda found=found, expected=expected: found() >= expected, who, PATIENCE_S)  # type: ignore[misc]
+        assert found() == expected, f"{who}: {found()} in place of {expected}"
 
 
 # ---- all of it
@@ -398,49 +426,71 @@ def one_channel() -> Iterator[LocalCluster]:
             cluster.down()
 
 
-def samples(wanted: Sequence[Load], seconds: float, *, with_foils: bool) -> Iterator[Row]:
+def samples(
+    wanted: Sequence[Load], seconds: float, *, with_foils: bool, minutes: float | None = None, failed: list[str]
+) -> Iterator[Row]:
+    """`failed`: gains what did not arrive, and what there was no time for; the other samples go on."""
+    until_s = time.monotonic() + 60 * minutes if minutes else None
     with f15() as federation:
         units = Units(federation)
         prepared: dict[str, None] = {}
         for load in wanted:
-            if load.topic not in prepared:
-                prepared[load.topic] = None
-                units.prepare(load)
-                warm(units, load)
-            yield sample(units, load, seconds)
+            if until_s and time.monotonic() > until_s:
+                failed.append(f"{load}: no time was left")
+                continue
+            yield from _tried(units, load, seconds, prepared, failed)
         if with_foils:
-            flood = Units(federation, flooded=True)
-            warm(flood, FOILED[0])
-            for load in FOILED:
-                for flood.name, flood.is_filtered in (("flood", True), ("flood, filtered at the client", False)):
-                    yield sample(flood, load, seconds)
+            for name, is_filtered in (("flood", True), ("flood, filtered at the client", False)):
+                flood = Units(federation, name, flooded=True, is_filtered=is_filtered)
+                for load in FOILED:
+                    yield from _tried(flood, load, seconds, prepared, failed)
     if with_foils:
         with ExitStack() as stack:
             single = OneChannel(stack.enter_context(one_channel()))
+            prepared = {}
             for load in FOILED:
-                single.prepare(load)
-                warm(single, load)
-                yield sample(single, load, seconds)
+                yield from _tried(single, load, seconds, prepared, failed)
+
+
+def _tried(spread: Spread, load: Load, seconds: float, prepared: dict[str, None], failed: list[str]) -> Iterator[Row]:
+    """The row of a sample, or none if it fails."""
+    try:
+        topic = spread.topic(load)
+        if topic not in prepared:
+            prepared[topic] = None
+            spread.prepare(load)
+            warm(spread, load)
+        row = sample(spread, load, seconds)
+    except (AssertionError, M4castError, TimeoutError) as error:
+        failed.append(f"{spread.name}, {load}: {error}")
+    else:
+        yield row
 
 
 def measure(bench: Bench) -> None:
-    wanted = loads(6 if bench.quick else 60)
-    for row in samples(wanted, bench.of(SECONDS, SECONDS_QUICK), with_foils=True):
+    failed: list[str] = []
+    wanted = loads(6 if bench.quick else SAMPLES)
+    for row in samples(wanted, bench.of(SECONDS, SECONDS_QUICK), with_foils=True, failed=failed):
         bench.fact(**row)
+    assert not failed, "; ".join(failed)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--samples", "count", type=click.IntRange(1, 60), default=60, help="So many samples, the heaviest first.")
-@click.option("--seconds", type=click.FloatRange(0.5, 600), default=SECONDS, help="Of each sample.")
+@click.option("--quick", is_flag=True, help=f"The {SAMPLES_QUICK} heaviest samples, of {SECONDS_QUICK} s.")
+@click.option("--samples", "count", type=click.IntRange(1, SAMPLES), help="So many samples, the heaviest first.")
+@click.option("--seconds", type=click.FloatRange(0.5, 600), help="Of each sample.")
+@click.option("--minutes", type=click.FloatRange(1), help="At most, for samples; without it, as long as they take.")
 @click.option("--foils/--no-foils", default=True, help="With the flood, the client's filter, and one channel.")
-def main(count: int, seconds: float, foils: bool) -> None:
+def main(quick: bool, count: int | None, seconds: float | None, minutes: float | None, foils: bool) -> None:
     """Print the samples as they are made, as a table in Markdown."""
-    is_first = True
-    for row in samples(loads(count), seconds, with_foils=foils):
-        if is_first:
-            print("| " + " | ".join(row) + " |\n|" + " --- |" * len(row))
-        is_first = False
-        print("| " + " | ".join(map(str, row.values())) + " |", flush=True)
+    failed = list[str]()
+    wanted = loads(count or (SAMPLES_QUICK if quick else SAMPLES))
+    each_s = seconds or (SECONDS_QUICK if quick else SECONDS)
+    print("| " + " | ".join(TABLE) + " |\n|" + " --- |" * len(TABLE), flush=True)
+    for row in samples(wanted, each_s, with_foils=foils, minutes=minutes, failed=failed):
+        print("| " + " | ".join(str(row[column]) for column in TABLE) + " |", flush=True)
+    if failed:
+        raise click.ClickException("not measured: " + "; ".join(failed))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""How a channel grows: hops and join cost of up to 10,000 nodes that join every 50 ms, against the logarithm of their
-number; what a degree costs and buys; and what random walks do. `M4CAST_NODES` says how many the largest one has."""
+"""Growth of a channel: hops and join cost of up to 10,000 nodes that join every 50 ms, against the logarithm of their
+number; what a degree costs and buys; and the effect of random walks. `M4CAST_NODES` is the number of nodes of the
+largest one."""
 
 import gc
 import os

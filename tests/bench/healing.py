@@ -1,6 +1,6 @@
-"""How strong a channel is and how it heals: weak places after joins, crashes of one less than the degree, mass crashes
-with and without passive lists, split networks, and crowds at the portals. Virtual time, so the figures are those of the
-seeds and not of the machine. `M4CAST_NODES` says how many nodes the channels that crash have (100)."""
+"""Strength and healing of a channel: weak places after joins, crashes of one less than the degree, mass crashes with
+and without passive lists, split networks, and crowds at the portals. Virtual time, so the figures are those of the
+seeds and not of the machine. `M4CAST_NODES` is the number of nodes of the channels that crash (100)."""
 
 import os
 from collections import Counter
@@ -39,7 +39,7 @@ def measure() -> list[dict[str, object]]:
 
 
 def _weak_places(nodes: int) -> dict[str, object]:
-    """How many of the grown graphs fall apart without three nodes, and how long until none does."""
+    """The number of grown graphs that fall apart without three nodes, and the time until none does."""
     started, weak, waits = perf_counter(), 0, []
     for seed in range(SMALL_SEEDS):
         run = ScenarioRun(ScenarioPlan("grow", nodes, 4, seed))
@@ -122,7 +122,7 @@ def _split(nodes: int) -> dict[str, object]:
 
 
 class FirstCalls(Observer):
-    """Whom each seeker that was answered asked first."""
+    """The node that each seeker that was answered asked first."""
 
     def __init__(self) -> None:
         self.asked: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What the hot path costs in counts, which do not depend on the machine's mood.
+"""The cost of the hot path in counts, which do not depend on the machine.
 
     python -m tests.bench.hot_path           # the figures now, beside those that are committed
     python -m tests.bench.hot_path --write   # commit to them: hot_path.json
@@ -7,7 +7,7 @@ Two real nodes with real doors and stores, in one process. A client publishes ba
 when the one before is delivered at the other, and then reads them there. Counted is, for each batch: calls of Python
 functions of ours, by room, on all threads (client, door, loop, writer); frames and bytes that the nodes send each
 other; commits (each is one fsync) and pages by which the stores grow; and what Python holds at most, by the payload's
-size: how often the payload is copied. Each figure is the median over the batches.
+size: how often the payload is copied. Each figure is the median over the batches; of reads, the least of several.
 Forwarding is counted in a simulated channel of twenty nodes, where all that is counted is the same in every run.
 """
 
@@ -19,6 +19,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import FrameType
@@ -37,12 +38,13 @@ from tests.overlay.door.served import Served, serving
 
 FIGURES = Path(__file__).with_name("hot_path.json")
 ROOMS = {
-    "client": "overlay/client/",
-    "door": "overlay/door/",
-    "protocol": "overlay/protocol/",
-    "net": "overlay/net/",
-    "store": "overlay/store/",
+    "client": "m4cast/overlay/client/",
+    "door": "m4cast/overlay/door/",
+    "protocol": "m4cast/overlay/protocol/",
+    "net": "m4cast/overlay/net/",
+    "store": "m4cast/overlay/store/",
 }
+"""Where the code is imported from. The tests that serve the nodes have folders of the same names."""
 READING_ROOMS = ("client", "door", "store")
 SIZES = {"10 rows": 10, "10,000 rows": 10_000}
 ROW_BYTES = 100
@@ -53,6 +55,9 @@ FORWARD_BATCHES = 50
 BATCHES = 21
 WARM_BATCHES = 6
 """Schemas are agreed on, links know each other, and the stores reuse pages by then."""
+READS = 9
+"""Passes over the same rows, of which the least counts: now and then a pass includes work that the store still does for
+the last publish."""
 
 
 class Calls:
@@ -83,7 +88,7 @@ class Wire:
 
 
 def counted_send(wire: Wire) -> Callable[..., None]:
-    """In place of `Connection.send`."""
+    """Replaces `Connection.send`."""
     send = Connection.send
 
     def counted(self: Connection, pieces: tuple[bytes, ...], flush_later: Callable[[Connection], None]) -> None:
@@ -141,14 +146,15 @@ def _counts(folder: Path) -> dict[str, float]:
     calls, wire = Calls(), Wire()
     figures: dict[str, float] = {}
     with counting(calls, wire), serving(folder, 2, settings=lambda _: {"cluster": SILENT}) as served:
+        look = _looker(served, calls, wire)
         for size, rows in SIZES.items():
-            look = _looker(served, calls, wire)
             steps = [_differences(look, publish) for publish in _publishes(served, rows)]
             figures |= _medians(f"publish {size}", steps[WARM_BATCHES:])
-            channel = Channel([served.addresses[1]])
-            channel.read(_topic(rows))
-            seen = _differences(look, lambda channel=channel, rows=rows: channel.read(_topic(rows)))  # type: ignore[misc]
-            figures |= {f"read {size}: calls, {room}": seen[f"calls, {room}"] / len(steps) for room in READING_ROOMS}
+            read = partial(Channel([served.addresses[1]]).read, _topic(rows))
+            read()
+            passes = [_differences(look, read) for _ in range(READS)]
+            least = {room: min(seen[f"calls, {room}"] for seen in passes) for room in READING_ROOMS}
+            figures |= {f"read {size}: calls, {room}": calls / len(steps) for room, calls in least.items()}
     return figures
 
 
@@ -213,7 +219,8 @@ def _copies(folder: Path) -> dict[str, float]:
 
 
 def _forwarding() -> dict[str, float]:
-    """With what else such a channel says and does meanwhile: heartbeats, beacons, acknowledgements."""
+    """The counts, including what else such a channel sends and does meanwhile: heartbeats, beacons,
+    acknowledgements."""
     run = ScenarioRun(ScenarioPlan("grow", FORWARD_NODES, seed=1, messages=FORWARD_BATCHES))
     assert run.join(FORWARD_NODES)
     calls, sent, delivered = Calls(), sum(run.metrics.sent_by_kind.values()), run.metrics.remote_deliveries

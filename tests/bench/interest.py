@@ -3,63 +3,33 @@
 python -m tests.bench.interest [largest number of nodes]     prints the tables of docs/SCALE.md
 """
 
+import gc
 import sys
+import tracemalloc
 from random import Random
 
 from m4cast.overlay.profiles.profile import parse
 from m4cast.overlay.protocol.effects import Wish
-from m4cast.overlay.protocol.wire.frame import wire_bytes
+from m4cast.overlay.protocol.wire.frame import decode, encode, wire_bytes
 from tests.overlay.protocol.interest.mesh import Mesh, wish
+from tests.overlay.protocol.interest.spread import (
+    DEGREE,
+    bytes_of_change,
+    eccentricity,
+    filled,
+    hops_after_crashes,
+    hops_of_change,
+    regular,
+)
 from tests.simulation.test_active import ActiveWatch, channel, node_of, wait
 
-DEGREE = 4
 SIZES = (8, 64, 512, 1_024, 4_096, 8_192)
 REGISTRATIONS = (10, 100, 1_000, 10_000, 100_000)
-
-
-def regular(count: int, random: Random) -> list[tuple[int, int]]:
-    """Edges of a random regular graph that grew by edge insertion, as channels do."""
-    edges = [(i, j) for i in range(DEGREE + 1) for j in range(i)]
-    linked = {i: {j for j in range(DEGREE + 1) if j != i} for i in range(DEGREE + 1)}
-    for new in range(DEGREE + 1, count):
-        linked[new] = set()
-        while len(linked[new]) < DEGREE:
-            at = random.randrange(len(edges))
-            one, other = edges[at]
-            if new in (one, other) or linked[new] & {one, other}:
-                continue
-            edges[at] = (one, new)
-            edges.append((other, new))
-            linked[one] ^= {other, new}
-            linked[other] ^= {one, new}
-            linked[new] |= {one, other}
-    return edges
-
-
-def eccentricity(edges: list[tuple[int, int]], start: int, without: frozenset[int] = frozenset()) -> int:
-    near: dict[int, list[int]] = {}
-    for one, other in edges:
-        near.setdefault(one, []).append(other)
-        near.setdefault(other, []).append(one)
-    hops, ahead = {start: 0}, [start]
-    for each in ahead:
-        for other in near[each]:
-            if other not in hops and other not in without:
-                hops[other] = hops[each] + 1
-                ahead.append(other)
-    return max(hops.values())
-
-
-def rounds_until_equal(mesh: Mesh, origin: int) -> int:
-    """In how many rounds all have the version of the origin's entry that it has just made."""
-    for number in range(1, 100):
-        mesh.step()
-        version = mesh[origin].interest.view.entries[mesh[origin].node_id].version
-        views = [member.interest.view.entries.get(mesh[origin].node_id) for member in mesh.members.values()]
-        if all(entry is not None and entry.version == version for entry in views):
-            mesh.run()
-            return number
-    raise AssertionError("views never become equal")
+CRASHES = 20
+"""Changes during which nodes crash, up to so many nodes; one in larger graphs."""
+LARGEST_CRASHED = 1_024
+REMEMBERED = 10_000
+"""Items whose memory is measured."""
 
 
 def hops(largest: int) -> None:
@@ -72,18 +42,11 @@ def hops(largest: int) -> None:
         origins = [random.randrange(count) for _ in range(100 if count <= 1_024 else 10)]
         found, wide = [], []
         for number, origin in enumerate(origins):
-            mesh[origin].subscribe(wish(f"r{number}", f"t{number}"))
-            found.append(rounds_until_equal(mesh, origin))
+            found.append(hops_of_change(mesh, origin, f"t{number}"))
             wide.append(eccentricity(edges, origin))
         assert all(hops_ <= most for hops_, most in zip(found, wide, strict=True))
         copies = mesh.copies / len(origins) / count
-        crashed = frozenset(random.sample([each for each in range(count) if each != origins[0]], DEGREE - 1))
-        mesh[origins[0]].subscribe(wish("last", "last"))
-        mesh.step()
-        for each in crashed:
-            mesh.crash(each)
-        after = 1 + rounds_until_equal(mesh, origins[0])
-        bound = eccentricity(edges, origins[0], crashed)
+        after, bound = _after_crashes(edges, random)
         mean = sum(found) / len(found)
         facts = (
             f"{count:,}",
@@ -97,19 +60,30 @@ def hops(largest: int) -> None:
         print("|", " | ".join(map(str, facts)), "|")
 
 
+def _after_crashes(edges: list[tuple[int, int]], random: Random) -> tuple[int, int]:
+    """The most hops of changes during which nodes crash, and the farthest that the survivors are away; each time no
+    more than that."""
+    count, most = max(map(max, edges)) + 1, (0, 0)
+    for _ in range(CRASHES if count <= LARGEST_CRASHED else 1):
+        origin = random.randrange(count)
+        crashed = frozenset(random.sample([each for each in range(count) if each != origin], DEGREE - 1))
+        bound = eccentricity(edges, origin, crashed)
+        after = hops_after_crashes(Mesh(edges), origin, crashed)
+        assert after <= bound, f"{after} hops from {origin} without {sorted(crashed)}, which is {bound} away"
+        most = max(most, (after, bound))
+    return most
+
+
 def bytes_per_change() -> None:
     print("\n| registrations | bytes of one more, on all links of 16 nodes | copies |")
     print("| --- | --- | --- |")
     for total in REGISTRATIONS:
-        mesh = _filled(total)
-        mesh.bytes = mesh.copies = 0
-        mesh[3].subscribe(wish("one more", "one more"))
-        mesh.run()
-        print(f"| {total:,} | {mesh.bytes:,} | {mesh.copies} |")
+        mesh = filled(total)
+        print(f"| {total:,} | {bytes_of_change(mesh):,} | {mesh.copies} |")
 
 
 def reconnect() -> None:
-    mesh = _filled(100_000)
+    mesh = filled(100_000)
     one, other = mesh.edges[0]
     mesh.cut(one, other)
     mesh.bytes = mesh.copies = 0
@@ -165,7 +139,7 @@ def threshold() -> None:
 
 
 def active() -> None:
-    """How long it takes until a registration is active, in simulated channels, and what that costs."""
+    """The time until a registration is active, in simulated channels, and its cost."""
     print("\n| nodes | diameter | link, one way | active after, mean of 10 | longest | messages / node |")
     print("| --- | --- | --- | --- | --- | --- |")
     for nodes in (12, 32, 64):
@@ -185,15 +159,26 @@ def active() -> None:
         print(f"| {nodes} | {diameter} | {low} to {high} ms | {mean:.0f} ms | {max(took)} ms | {messages:.1f} |")
 
 
-def _filled(total: int) -> Mesh:
-    """16 nodes with this many registrations, under a topic each."""
-    mesh = Mesh(regular(16, Random(16)))
-    share = -(-total // 16)
-    for number, member in mesh.members.items():
-        member.subscribe(*(wish(f"r{i}", f"t{number}-{i}") for i in range(min(share, total - number * share))))
-        mesh.run()
-    assert mesh.agree()
-    return mesh
+def memory() -> None:
+    """Measures what a node keeps of items that another one has registered, each under a topic of its own."""
+    pair = Mesh([(0, 1)])
+    pair[0].subscribe(*(wish(f"r{number}", f"t{number}", f"n = {number}") for number in range(REMEMBERED)))
+    pair.run()
+    frames = [encode(message) for number, _, message in pair.sent if number == 0]
+    other, node = Mesh([(0, 1)]).members.values()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for frame in frames:
+            node.take(other, decode(frame))  # type: ignore[arg-type]  # news and what belongs to it
+            node.out()
+        node.changes.clear()
+        gc.collect()
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(node.interest.view.entries[other.node_id].items) == REMEMBERED
+    print(f"\nan item of the view, with a condition of one column: {held / REMEMBERED:.0f} bytes of memory")
 
 
 def main() -> None:
@@ -202,6 +187,7 @@ def main() -> None:
     reconnect()
     ratio()
     threshold()
+    memory()
     active()
 
 

@@ -33,7 +33,7 @@ class KafkaClient:
         assert self._said() == "ready"
 
     def tell(self, *words: object) -> None:
-        """What to do; `wait` until it is done."""
+        """Start the work; `wait` until it is done."""
         assert self._process.stdin is not None
         self._process.stdin.write(" ".join(map(str, words)) + "\n")
         self._process.stdin.flush()

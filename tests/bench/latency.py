@@ -1,10 +1,10 @@
-"""How late single rows of 100 bytes come, open loop, at 100, 1,000 and 10,000 rows/s: from when a row was due to
-when its reader has it. m4cast: five nodes with fsync before a row leaves its origin, sender and reader at different
-nodes; the sender is the client's publisher, or a plain Flight client that makes a record batch of each row. NATS: three
-servers, sender and subscriber at different ones: a JetStream with three replicas (R3), with one (R1), and core, which
-keeps nothing. Compared is p99; the table below has the other percentiles (medians of rounds), how late the sender was
-itself, how late rows were delivered at the farthest of the five nodes, by the nodes' own records, and how long an fsync
-takes."""
+"""Latency of single rows of 100 bytes, open loop, at 100, 1,000 and 10,000 rows/s: from when a row was due to when its
+reader has it. m4cast: five nodes with fsync before a row leaves its origin, sender and reader at different nodes; the
+sender is the client's publisher, or a plain Flight client that makes a record batch of each row. NATS: three servers,
+sender and subscriber at different ones: a JetStream with three replicas (R3), with one (R1), and core, which stores
+nothing. The comparison is by p99; the table below has the other percentiles (medians of rounds), how late the sender
+was itself, how late rows were delivered at the farthest of the five nodes, by the nodes' own records, and how long an
+fsync takes."""
 
 import asyncio
 import json
@@ -85,7 +85,7 @@ def _compare(bench: Bench, ours: "_Path", theirs: list["_Path"], missing: list[M
 
 
 class _Path:
-    """From a sender at one place to a receiver at another; `doors` of all nodes, for ours."""
+    """Run a sender at one place and a receiver at another; `doors` of all nodes, for m4cast."""
 
     def __init__(
         self,
@@ -141,8 +141,8 @@ class _Path:
 
 
 def delivered_late_ms(doors: Sequence[str], topic: str) -> list[float]:
-    """Of each row, from when it was due to when the last of the nodes had it, in order: as they recorded it, in whole
-    milliseconds of the one clock that they share."""
+    """The time from when each row was due to when the last of the nodes had it, in order: as they recorded it,
+    in whole milliseconds of the one clock that they share."""
     rows = Channel(doors[:1]).read(topic, start="earliest")
     due_ms = [due_ns / 1e6 for due_ns in rows["due_ns"].to_pylist()]
     last_ms = [0.0] * len(due_ms)

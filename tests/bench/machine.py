@@ -1,4 +1,4 @@
-"""What a result has to say about the machine that it is of."""
+"""Facts about the machine of a result."""
 
 import os
 import platform
@@ -35,7 +35,7 @@ def machine_facts() -> Row:
 
 
 def sync_times_ms() -> list[float]:
-    """Of 4 KB that are written over the same place of a file in the temporary folder."""
+    """The time of an fsync of 4 KB that are written over the same place of a file in the temporary folder."""
     page = os.urandom(4096)
     taken: list[float] = []
     with tempfile.TemporaryFile() as file:

@@ -44,7 +44,7 @@ class Server:
 
 @cache
 def missing() -> str | None:
-    """What is not there and how to get it; None when all is."""
+    """The missing program and how to get it; None if nothing is missing."""
     if importlib.util.find_spec("nats") is None:
         return "nats-py is not installed: make setup"
     if _program() is None:

@@ -26,7 +26,7 @@ IDLE_MS = 5_000
 
 
 def due_times(rate: int, seconds: int) -> list[int]:
-    """In ns after the start."""
+    """The time at which a row is due, in ns after the start."""
     return [number * 1_000_000_000 // rate for number in range(rate * seconds)]
 
 

@@ -88,7 +88,7 @@ def _families(pids: Mapping[str, int]) -> dict[str, list[int]]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """What follows the name: state, parent, ..."""
+    """The fields that follow the name: state, parent, ..."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

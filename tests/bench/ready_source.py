@@ -13,7 +13,8 @@ BATCH_ROWS = 100_000
 
 
 def ready_rows(spark: SparkSession, like: DataFrame, rows: int, partitions: int, file: Path) -> DataFrame:
-    """As many rows as asked for, of the columns and about the contents of `like`; `file` is written for it."""
+    """A source of as many rows as asked for, with the columns and about the contents of `like`; `file` is written for
+    it."""
     sample = like.where(f"_sequence <= {BATCH_ROWS}").toArrow().combine_chunks()
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, sample.schema) as writer:
         writer.write_table(sample)

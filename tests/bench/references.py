@@ -1,4 +1,5 @@
-"""What the channel is measured against, in the same run: a Flight server that discards, a bare LMDB loop, a socket."""
+"""References that the channel is measured against, in the same run: a Flight server that discards, a bare LMDB loop, a
+socket."""
 
 import os
 import socket
@@ -138,7 +139,7 @@ def bench_cluster(nodes: int, *, tls: bool = False, **node_settings: Setting) ->
 
 
 def pids(cluster: LocalCluster) -> dict[str, int]:
-    """Of its nodes that run, by name."""
+    """The processes of its running nodes, by name."""
     return {name: process.pid for name in cluster.names() if (process := cluster.process(name)) is not None}
 
 
@@ -149,7 +150,7 @@ def delivered_rows(cluster: LocalCluster, name: str) -> int:
 
 
 def until_delivered(cluster: LocalCluster, rows: int, names: Sequence[str] = ()) -> None:
-    """Until these nodes, or all, have so many."""
+    """Wait until these nodes, or all, have so many."""
     deadline = time.monotonic() + TIMEOUT_S
     for name in names or cluster.names():
         while (count := delivered_rows(cluster, name)) < rows:

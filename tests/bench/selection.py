@@ -9,14 +9,16 @@ included: the comparison favours broadcast.
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import Any
+from typing import NamedTuple
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -26,7 +28,6 @@ from m4cast.overlay.errors import RefusedError
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.routes.routing import Routing
-from m4cast.overlay.protocol.routes.trees import RouteGraph
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.selective import RoutedFrame
 from tests.overlay.door.served import Served, serving
@@ -39,8 +40,14 @@ WANTED_AT = 3
 PAYLOAD_BYTES = 80_000
 """More than `push_bytes_max`: broadcast batches are pulled, one copy per node."""
 KEYS = 100
-"""Of content filters, each of which matches one batch in so many."""
+"""Batches with a key each, of which content filters match a share."""
+RATES = (1, 10, 50)
+"""Shares in percent."""
 PATIENCE_S = 60.0
+ASKED_AT_ONCE = 8
+"""Processes that are asked at the same time: one after the other, 62 of them take longer than what is measured."""
+TRUTH_S = 2.0
+"""The graph may still change when it seems to be repaired: after this long it is looked at again."""
 KILLED_OF = (12, 64)
 """Numbers of processes, two of which are killed."""
 Row = dict[str, object]
@@ -55,7 +62,7 @@ def measure() -> list[Row]:
         measured = row["MB"]
         assert isinstance(measured, float)
         rows.append({**row, "of broadcast": round(measured / broadcast, 2)})
-    rows += [_content(), _bystanders(), *_active(), *(row for nodes in KILLED_OF for row in _killed(nodes))]
+    rows += [*map(_content, RATES), _bystanders(), *_active(), *(row for nodes in KILLED_OF for row in _killed(nodes))]
     return rows
 
 
@@ -161,7 +168,7 @@ def _spread(name: str, keepers: int | None) -> Row:
 
             _until(is_there, "every wanted row is there")
             covered_s = 0.0 if keepers is None else _until(lambda: _covered(served), "covered")
-            _until(lambda: _is_quiet(served), "nothing is sent any longer")
+            _until(Quiet(served).is_quiet, "nothing is sent any longer")
         megabytes = (_sent_bytes(served) - before) / 1e6
         for number, topic in enumerate(topics if keepers is not None else ()):
             for at in _takers(number):
@@ -172,33 +179,49 @@ def _spread(name: str, keepers: int | None) -> Row:
     return row if keepers is None else {**row, "covered after s": round(covered_s, 2)}
 
 
-def _is_quiet(served: Served, seen: list[int] = [0, 0]) -> bool:  # noqa: B006  # remembers the last look
-    """True if payloads have stopped for half a second; statements go on for a while."""
-    now = _sent_bytes(served)
-    if abs(now - seen[0]) > PAYLOAD_BYTES // 2:
-        seen[:] = [now, time.monotonic_ns()]
-    return time.monotonic_ns() - seen[1] > 500_000_000
+class Quiet:
+    """Watches for payloads to have stopped for half a second; statements go on for a while."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._bytes, self._since_ns = _sent_bytes(served), time.monotonic_ns()
+
+    def is_quiet(self) -> bool:
+        now = _sent_bytes(self._served)
+        if abs(now - self._bytes) > PAYLOAD_BYTES // 2:
+            self._bytes, self._since_ns = now, time.monotonic_ns()
+        return time.monotonic_ns() - self._since_ns > 500_000_000
 
 
-def _content() -> Row:
-    """A topic in which each of three nodes wants one key of a hundred; each batch has one key."""
+def _link_bytes(served: Served) -> Counter[tuple[NodeId, NodeId]]:
+    """The bytes of routed frames that were sent over each link, by sender and receiver."""
+    loads = ((node.driver.node.me.node_id, node.driver.node.selection.routing.loads) for node in served.nodes)
+    return Counter({(me, via): load.bytes for me, each in loads for via, load in each.items()})
+
+
+def _content(percent: int) -> Row:
+    """A topic in which each of three nodes wants so many of a hundred keys; each batch has one key."""
     with _channel() as (served, channels):
         channels[0].create_topic("t", keepers=0, route_by=["key"])
-        takers = {_takers(0)[key]: key for key in range(WANTED_AT)}
-        for at, key in takers.items():
-            channels[at].register("t", f"key = {key}")
-            assert channels[at].active("t", f"key = {key}", timeout_s=PATIENCE_S).is_active
+        firsts = [number * (KEYS - percent) // (WANTED_AT - 1) for number in range(WANTED_AT)]
+        takers = {at: range(first, first + percent) for at, first in zip(_takers(0), firsts, strict=True)}
+        wheres = {at: f"key >= {keys.start} AND key < {keys.stop}" for at, keys in takers.items()}
+        for at, where in wheres.items():
+            channels[at].register("t", where)
+            assert channels[at].active("t", where, timeout_s=PATIENCE_S).is_active
         _publish(channels[0], "t", _rows(0, KEYS))
-        before = _sent_bytes(served)
+        before, links = _sent_bytes(served), _link_bytes(served)
         for key in range(KEYS):
             _publish(channels[0], "t", _rows(1 + key, key))
         covered_s = _until(lambda: _covered(served), "what was not wanted is covered")
-        for at, key in takers.items():
-            found = channels[at].read("t", where=f"key = {key}").column("n").to_pylist()
-            assert found == [1 + key] and _held(served, at, "t") == 1, f"node {at}: {found}"
+        for at, keys in takers.items():
+            found = channels[at].read("t", where=wheres[at]).column("n").to_pylist()
+            assert found == [1 + key for key in keys] and _held(served, at, "t") == percent, f"node {at}: {found}"
         megabytes = (_sent_bytes(served) - before) / 1e6
-    row: Row = {"what": "content filters of 1 % at 3 nodes", "nodes": NODES, "MB": round(megabytes, 2)}
+        busiest = max((_link_bytes(served) - links).values())
+    row: Row = {"what": f"content filters of {percent} % at 3 nodes", "nodes": NODES, "MB": round(megabytes, 2)}
     row["of a copy per node"] = megabytes / ((NODES - 1) * KEYS * PAYLOAD_BYTES / 1e6)
+    row["busiest link, of all rows"] = round(busiest / (KEYS * PAYLOAD_BYTES), 3)
     return {**row, "covered after s": round(covered_s, 2)}
 
 
@@ -247,7 +270,7 @@ def _active() -> list[Row]:
 
 
 def _activations(channels: list[Channel]) -> list[float]:
-    """How long each took from registering until every node had confirmed, in ms."""
+    """The time that each took from registering until every node had confirmed, in ms."""
     took = []
     for number, channel in enumerate(channels):
         began = time.perf_counter()
@@ -261,8 +284,9 @@ def _activations(channels: list[Channel]) -> list[float]:
 
 
 def _killed(nodes: int) -> list[Row]:
-    """Two processes are killed at the same moment. From when all survivors have noticed, until all have the tree of one
-    root right; no rows are published meanwhile. All cluster settings have their defaults."""
+    """A process is killed, and a second one while the graph is repaired. From when all survivors noticed, until all
+    have the graph right, from which each computes its trees. Meanwhile rows of a selective topic are published at two
+    survivors and wanted at three others: none may be lost. All cluster settings have their defaults."""
     folder = Path(tempfile.mkdtemp(prefix="m4cast-selection-"))
     try:
         with up(WarmCluster.make(folder / "cluster", nodes)) as cluster:
@@ -272,43 +296,121 @@ def _killed(nodes: int) -> list[Row]:
             channels = {name: cluster.channel(name) for name in survivors}
             ids = {name: cluster.channel(name).status()["node_id"] for name in names}
             gone = {ids["n5"], ids["n6"]}
-            _until(lambda: not _wrong(channels, set()), "all have the graph")
+            everybody = {name: cluster.channel(name) for name in names}
+            _all_right(everybody, Graph(everybody, ids).is_known_at, "all have the graph")
             active_ms = _activations([channels[name] for name in survivors[:10]])
-            cluster.kill("n5")
-            cluster.kill("n6")
-            noticed_s = _until(lambda: not _noticed(channels, gone), "noticed")
-            settled_s = _until(lambda: all(_is_full(channel) for channel in channels.values()), "repaired")
-            right_s = _until(lambda: not _wrong(channels, gone), "right again")
+            takers = [channels[name] for name in ("n3", "n8", "n10")]
+            with _under_way([channels["n2"], channels["n7"]], takers) as rows:
+                near = [name for name, channel in channels.items() if ids["n5"] in _neighbours(channel)]
+                cluster.kill("n5")
+                _until(lambda: any(ids["n5"] not in _neighbours(channels[name]) for name in near), "noticed by one")
+                cluster.kill("n6")
+                noticed = _all_right(channels, lambda channel: not gone & set(_neighbours(channel)), "noticed")
+                repaired = _all_right(channels, _is_full, "repaired")
+                right = _all_right(channels, Graph(channels, ids).is_known_at, "right again")
     finally:
         shutil.rmtree(folder)
     active: Row = {"what": "registered and active, processes", "nodes": nodes, "ms, median": round(median(active_ms))}
-    row: Row = {"what": "two killed: trees right", "nodes": nodes, "noticed after s": round(noticed_s, 2)}
-    row = {**row, "repaired after s": round(settled_s, 2), "then right after s": round(right_s, 2)}
+    row: Row = {"what": "two killed: graphs right", "nodes": nodes, "noticed after s": round(noticed.seconds, 2)}
+    row["rows meanwhile, none lost"] = len(rows)
+    row |= {"repaired after s": round(repaired.seconds, 2), "then right after s": round(right.seconds, 2)}
+    row["longest pass s"] = round(max(each.longest_s for each in (noticed, repaired, right)), 2)
     return [{**active, "ms, longest": round(max(active_ms))}, row]
+
+
+@contextmanager
+def _under_way(origins: list[Channel], takers: list[Channel]) -> Iterator[list[int]]:
+    """Rows of a selective topic without keepers, one after the other, until the end; then each taker has every one that
+    was published, once and in the order of its stream. Yields the rows that were published."""
+    origins[0].create_topic("under-way", keepers=0)
+    for taker in takers:
+        taker.register("under-way")
+        assert taker.active("under-way", timeout_s=PATIENCE_S).is_active
+    published: list[int] = []
+    ended = threading.Event()
+
+    def publish() -> None:
+        number = 0
+        while not ended.wait(0.01):
+            number += 1
+            try:
+                origins[number % len(origins)].publish("under-way", [{"n": number}])
+            except RefusedError as error:
+                if error.code != "not-ready":
+                    raise
+            else:
+                published.append(number)
+
+    with ThreadPoolExecutor(1) as pool:
+        publishing = pool.submit(publish)
+        _until(lambda: len(published) > 20, "rows are under way")
+        try:
+            yield published
+        finally:
+            ended.set()
+        publishing.result()
+    for taker in takers:
+        _until(lambda taker=taker: len(_numbers_at(taker)) >= len(published), "every row arrives")  # type: ignore[misc]
+        assert sorted(_numbers_at(taker)) == published, "a row is lost or doubled"
+        rows = taker.read("under-way")
+        streams: dict[str, list[int]] = {}
+        for origin, number in zip(rows["_origin"].to_pylist(), rows["n"].to_pylist(), strict=True):
+            streams.setdefault(origin, []).append(number)
+        assert all(numbers == sorted(numbers) for numbers in streams.values()), "out of order"
+
+
+def _numbers_at(channel: Channel) -> list[int]:
+    numbers: list[int] = channel.read("under-way")["n"].to_pylist()
+    return numbers
+
+
+class Pass(NamedTuple):
+    """The time until all nodes were right, and the longest time that it took to ask those that were not."""
+
+    seconds: float
+    longest_s: float
+
+
+def _all_right(channels: dict[str, Channel], is_right: Callable[[Channel], bool], what: str) -> Pass:
+    """Ask the nodes that were not right yet, several at a time, until all are."""
+    began, longest, wrong = time.monotonic(), 0.0, list(channels)
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        while wrong:
+            at = time.monotonic()
+            assert at < began + PATIENCE_S, f"not within {PATIENCE_S:g} s: {what}"
+            found = list(pool.map(lambda name: is_right(channels[name]), wrong))
+            wrong = [name for name, right in zip(wrong, found, strict=True) if not right]
+            longest = max(longest, time.monotonic() - at)
+    return Pass(time.monotonic() - began, longest)
 
 
 def _is_full(channel: Channel) -> bool:
     return bool(channel.status()["state"] == "full")
 
 
-def _noticed(channels: dict[str, Channel], gone: set[str]) -> list[str]:
-    """Survivors that still have a neighbour which is gone."""
-    return [
-        name
-        for name, channel in channels.items()
-        if any(each["node_id"] in gone for each in channel.status()["neighbours"])
-    ]
+def _neighbours(channel: Channel) -> list[str]:
+    return sorted(each["node_id"] for each in channel.status()["neighbours"])
 
 
-def _wrong(channels: dict[str, Channel], gone: set[str]) -> list[str]:
-    """Survivors whose tree of the first of them is not that of the graph as it is."""
-    truth: dict[NodeId, tuple[NodeId, ...]] = {}
-    for channel in channels.values():
-        status: dict[str, Any] = channel.status()
-        neighbours = tuple(NodeId(bytes.fromhex(each["node_id"])) for each in status["neighbours"])
-        truth[NodeId(bytes.fromhex(status["node_id"]))] = neighbours
-    root = next(iter(truth))
-    wanted = {child.hex(): parent.hex() for child, parent in RouteGraph(truth).tree(root).parent.items()}
-    if not gone:  # all nodes are up, and some of them are not asked here
-        wanted = next(iter(channels.values())).topology(root.hex())["tree"]
-    return [name for name, channel in channels.items() if channel.topology(root.hex())["tree"] != wanted]
+class Graph:
+    """The graph as it is, by what each node says of itself."""
+
+    def __init__(self, channels: dict[str, Channel], ids: dict[str, str]) -> None:
+        self._channels = channels
+        self._ids = ids
+        self._truth: dict[str, list[str]] = {}
+        self._looked_at = 0.0
+        self.look()
+
+    def look(self) -> None:
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            found = pool.map(_neighbours, self._channels.values())
+            self._truth = {self._ids[name]: each for name, each in zip(self._channels, found, strict=True)}
+        self._looked_at = time.monotonic()
+
+    def is_known_at(self, channel: Channel) -> bool:
+        if time.monotonic() > self._looked_at + TRUTH_S:
+            self.look()
+        nodes = channel.topology()["nodes"]
+        known = {each["node_id"]: sorted(each["neighbours"]) for each in nodes if each["node_id"] in self._truth}
+        return known == self._truth

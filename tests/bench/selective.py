@@ -48,7 +48,7 @@ def grown(nodes: int) -> World:
 
 
 def measured(nodes: int, keepers: int | None) -> LinkBytes:
-    """What the rows cost; `keepers` None: the topics are broadcast."""
+    """The cost of the rows; `keepers` None: the topics are broadcast."""
     world = grown(nodes)
     places = list(world.places.values())
     if keepers is not None:

@@ -209,7 +209,7 @@ def _triggers(bench: Bench, spark: SparkSession, nodes: str, folder: Path) -> No
 
 
 def jvm_pid(spark: SparkSession) -> int:
-    """Of the session's, with which its Python workers count."""
+    """The processes of the session, including its Python workers."""
     gateway: Any = spark.sparkContext._gateway
     return int(gateway.proc.pid)
 

@@ -158,7 +158,7 @@ def _staged(batches: list[Batch], watch: Watch) -> None:
 
 
 def _from_stage(batch: Batch) -> Batch:
-    """As a commit gives it to the store: without the payload's bytes."""
+    """A batch as a commit gives it to the store: without the payload's bytes."""
     return replace(batch, payload=StoredPayload(len(batch.payload), payload_checksum(batch.payload)))
 
 
@@ -184,7 +184,7 @@ def _groups(batches: list[Batch]) -> Iterator[list[tuple[int, Payload]]]:
 
 
 def _write_bare(env: lmdb.Environment, group: list[tuple[int, Payload]], kept: int) -> None:
-    """What is expired goes in the same transaction."""
+    """Expired keys are removed in the same transaction."""
     with env.begin(write=True) as txn:
         for number, content in group:
             txn.put(number.to_bytes(8, "big"), content)

@@ -1,4 +1,5 @@
-"""What benchmarks rely on: sides take turns, ratios are of the same round, and nothing that is missing is hidden."""
+"""Properties that benchmarks rely on: sides take turns, ratios are of the same round, and nothing that is missing is
+hidden."""
 
 import json
 import subprocess
@@ -70,7 +71,7 @@ def test_quick_is_one_round_after_one_to_warm_up() -> None:
     assert order == ["ours", "theirs"] * 2 and bench.of(100, 3) == 3
 
 
-def test_rounds_can_be_told() -> None:
+def test_the_number_of_rounds_can_be_chosen() -> None:
     order: list[str] = []
     Bench(quick=True, rounds=2).compare("x", "MB/s", *sides(order, [1, 2, 3], [1, 2, 3]), rounds=7)
     assert order == ["ours", "theirs"] * 3
@@ -90,7 +91,7 @@ def test_a_figure_is_the_amount_by_the_seconds_unless_the_side_says_its_own() ->
     assert seen.values == [pytest.approx(5.0 / seen.seconds[0])]
 
 
-def test_a_missing_reference_is_said_in_the_table_the_page_and_the_json() -> None:
+def test_a_missing_reference_is_reported_in_table_page_and_json() -> None:
     bench = measured()
     console = Console(width=200, record=True, file=StringIO())
     for table in tables(bench):

@@ -38,15 +38,15 @@ def measure(bench: Bench) -> None:
             bench.compare(
                 f"{topics:,} topics",
                 "batches/s",
-                Side("m4cast", _by_clients(cluster.node("n1").door, topics, batches), pids(cluster)),
-                _by_nats(servers[0], topics, batches) if servers else Missing("JetStream R1", why or ""),
+                Side("m4cast", by_clients(cluster.node("n1").door, topics, batches), pids(cluster)),
+                by_nats(servers[0], topics, batches) if servers else Missing("JetStream R1", why or ""),
                 amount=batches,
                 gb=batches * ROWS * ROW_BYTES / 1e9,
                 rounds=ROUNDS,
             )
 
 
-def _by_clients(door: str, topics: int, batches: int) -> Work:
+def by_clients(door: str, topics: int, batches: int) -> Work:
     rows = pa.table({"v": pa.array([os.urandom(ROW_BYTES) for _ in range(ROWS)])})
 
     def publish(client: int) -> None:
@@ -61,7 +61,7 @@ def _by_clients(door: str, topics: int, batches: int) -> Work:
     return work
 
 
-def _by_nats(server: nats_server.Server, topics: int, batches: int) -> Side:
+def by_nats(server: nats_server.Server, topics: int, batches: int) -> Side:
     rows = os.urandom(ROWS * ROW_BYTES)
 
     async def send(watch: Watch) -> None:

@@ -9,7 +9,8 @@ from random import Random
 
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.routes.trees import RouteGraph
-from tests.bench.interest import SIZES, regular
+from tests.bench.interest import SIZES
+from tests.overlay.protocol.interest.spread import regular
 
 LARGEST = 1_024
 

@@ -82,7 +82,7 @@ def _start(stream: Any, checkpoint: Path) -> StreamingQuery:
 
 
 def _trigger_ms(query: StreamingQuery, batch_id: int) -> float:
-    """Of the micro-batch with this number, when it is done."""
+    """The progress of the micro-batch with this number, when it is done."""
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         progress = query.lastProgress

@@ -1,8 +1,8 @@
 """Federations in virtual time: what they cost as they grow, and how clients roam. Bytes are those of a plain encoding
 (`overlay/sim/federation/sizes.py`); everything but CPU time and memory is the same on every machine.
 
-python -m tests.bench.units [TABLE ...]     prints the tables of docs/FEDERATION.md: growth levels state rates
-filters roaming
+python -m tests.bench.units [TABLE ...]     prints the tables of docs/FEDERATION.md: growth gateways levels state
+rates filters roaming
 """
 
 import sys
@@ -23,7 +23,7 @@ from m4cast.overlay.sim.federation.checks import FederationChecks
 from m4cast.overlay.sim.federation.hierarchies import HierarchyPlan, place, random_plan
 from m4cast.overlay.sim.federation.roamers import Roamers
 from m4cast.overlay.sim.federation.sizes import size_bytes
-from m4cast.overlay.sim.federation.world import FederationSite, FederationWatcher, FederationWorld
+from m4cast.overlay.sim.federation.world import FederationSite, FederationWatcher, FederationWorld, uncollected
 from m4cast.overlay.sim.metrics import percentile
 
 LINKS_MAX = (64,) * 8
@@ -115,29 +115,70 @@ def hops(each: Federation, pairs: int) -> list[int]:
 
 
 def growth() -> list[Row]:
-    """One to 64 clusters of 64 nodes: hops against the logarithm of the number of nodes (G15)."""
+    """Clusters of 64 nodes in up to four super-clusters: hops against the logarithm of the number of nodes (G15), the
+    bytes of a change of a want, and when it is active everywhere."""
     rows: list[Row] = []
-    for clusters in (1, 8, 64):
-        plan = random_plan(Random(1), (clusters,), 64, extra=clusters // 2, inner_extra=64)
-        each = Federation(plan)
-        way = hops(each, 20)
+    for shape in ((1, 1), (1, 4), (2, 4), (4, 4), (4, 16)):
+        plan = random_plan(Random(1), shape, 64, extra=2 + shape[1] // 4, inner_extra=64)
+        with uncollected():
+            each = Federation(plan)
+            takes, changes = changes_of_wants(each, 10)
+            way = hops(each, 20)
         nodes = len(each.sites)
         rows.append(
             {
                 "nodes": nodes,
-                "clusters": clusters,
+                "clusters": shape[0] * shape[1],
                 "gateways": sum(plan.level(*link) > 0 for link in plan.links),
                 "hops mean": round(mean(way), 1),
                 "hops / ln n": round(mean(way) / log(nodes), 2),
                 "hops max": max(way),
-                "connections known, most": max(
-                    len(s.running().gateways.connections) for s in each.world.sites.values()
-                ),
+                "bytes per change and node": round(mean(changes) / nodes, 1),
+                "active everywhere ms p50": percentile(takes, 50),
+                "p99": percentile(takes, 99),
+                "connections known, most": max(map(connections_known, each.world.sites.values())),
                 "set-up CPU s": round(each.setup_s, 1),
                 "memory MB": getrusage(RUSAGE_SELF).ru_maxrss // 1024,
             }
         )
     return rows
+
+
+def gateways() -> list[Row]:
+    """Hops in the same federations with more gateways: at least two for each unit (G15)."""
+    rows: list[Row] = []
+    for shape, extra in (((1, 4), 8), ((2, 4), 8), ((4, 4), 8), ((4, 16), 32)):
+        plan = random_plan(Random(1), shape, 64, extra=extra, inner_extra=64)
+        with uncollected():
+            each = Federation(plan)
+            way = hops(each, 20)
+        nodes = len(each.sites)
+        rows.append(
+            {
+                "nodes": nodes,
+                "gateways": sum(plan.level(*link) > 0 for link in plan.links),
+                "hops mean": round(mean(way), 1),
+                "hops / ln n": round(mean(way) / log(nodes), 2),
+                "hops max": max(way),
+            }
+        )
+    return rows
+
+
+def changes_of_wants(each: Federation, count: int) -> tuple[list[int], list[float]]:
+    """So many changes of a want at random nodes: when each is active everywhere, and its bytes, less those of a quiet
+    time."""
+    idle = each.quiet_bytes(10_000) / 10
+    takes, changes = [], []
+    for number in range(count):
+        site = each.random.choice(each.sites)
+        before, began_ms = each.bytes.control, each.world.now_ms
+        takes.append(each.want(site, "w", UnitWant(f"t{number}", parse(f"country = 'PL' AND amount > {number}"))))
+        each.world.run(500)
+        changes.append(each.bytes.control - before - idle * (each.world.now_ms - began_ms) / 1_000)
+        each.unwant(site, "w")
+        each.world.run(500)
+    return takes, changes
 
 
 def connections_known(site: FederationSite) -> int:
@@ -149,15 +190,7 @@ def levels() -> list[Row]:
     plan = random_plan(Random(2), (5, 10), 8, extra=26, inner_extra=8)
     each = Federation(plan)
     idle = each.quiet_bytes(10_000) / 10
-    takes, changes = [], []
-    for number in range(20):
-        site = each.random.choice(each.sites)
-        before, began_ms = each.bytes.control, each.world.now_ms
-        takes.append(each.want(site, "w", UnitWant(f"t{number}", parse(f"country = 'PL' AND amount > {number}"))))
-        each.world.run(500)
-        changes.append(each.bytes.control - before - idle * (each.world.now_ms - began_ms) / 1_000)
-        each.unwant(site, "w")
-        each.world.run(500)
+    takes, changes = changes_of_wants(each, 20)
     way = hops(each, 20)
     return [
         {
@@ -204,7 +237,7 @@ def state() -> list[Row]:
 
 
 def state_bytes(site: FederationSite) -> int:
-    """What a node holds: units, connections, what units want."""
+    """The contents of a node: units, connections, what units want."""
     machine = site.running()
     held = [
         (entry.announcer, entry.gates, tuple(entry.wants.values()))
@@ -308,6 +341,7 @@ def roaming(clients: int = 1_000, batches: int = 400) -> list[Row]:
 
 TABLES: dict[str, Callable[[], list[Row]]] = {
     "growth": growth,
+    "gateways": gateways,
     "levels": levels,
     "state": state,
     "rates": rates,

@@ -1,10 +1,11 @@
 """The web door and its bars, in one table. Single rows over `/live`, open loop, acks = 1, beside JetStream R3 in the
 same rounds (three and five nodes), read when they are on the reader's node's disk, and early; batches of 100 rows by 8
-clients over `/live`, beside JetStream R1; single-row POSTs by 64 keep-alive connections, beside a bare aiohttp server
-that reads and discards them; how long a node's loop and `/healthz` are held up while 64 MB of Parquet is posted and
-filtered reads run; and what 1,000 idle tails and as many idle WebSockets take of a node's memory.
+clients over `/live`, and by DoPut of the Flight door, beside JetStream R1; single-row POSTs by 64 keep-alive
+connections, beside a bare aiohttp server that discards them; how long a node's loop and `/healthz` are held up
+while 64 MB of Parquet is posted and filtered reads run; and what 1,000 idle tails and as many idle WebSockets take of a
+node's memory.
 
-Whole, it takes less than six minutes with three rounds. Parts: `python -m tests.bench web.rows_3 web.idle`; see
+Whole, it takes less than seven minutes with three rounds. Parts: `python -m tests.bench web.rows_3 web.idle`; see
 `PARTS`."""
 
 import asyncio
@@ -28,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from m4cast.cluster.local import LocalCluster
-from tests.bench import nats_server
+from tests.bench import nats_server, topics
 from tests.bench.comparison import Bench, Comparison, Missing, Side
 from tests.bench.latency import _Path
 from tests.bench.processes import Watch, anonymous_mb
@@ -55,6 +56,8 @@ CONNECTIONS = 64
 POSTS = 4_000
 BATCHES_BAR = 1.0
 POSTS_BAR = 0.5
+PUTS_BAR = 1.3 * 0.25
+"""1.3 times what it was."""
 IDLE = 1_000
 IDLE_MB = {False: 200, True: 350}
 HEALTH_MS = 100
@@ -225,6 +228,21 @@ async def _publish_jetstream(address: str, topic: str, batches: int) -> None:
     await client.close()
 
 
+# ---- small DoPuts
+
+
+def _small_puts(bench: Bench, cluster: LocalCluster) -> None:
+    """Small DoPuts, measured as `topics` does, where they were 0.25 of JetStream's before."""
+    puts = bench.of(topics.BATCHES, topics.BATCHES // 8)
+    side = Side("m4cast, a DoPut each", topics.by_clients(cluster.node("n1").door, 1, puts), pids(cluster))
+    title = f"{puts:,} DoPuts of {BATCH_ROWS} rows, {CLIENTS} clients"
+    why = nats_server.missing()
+    with tempfile.TemporaryDirectory() as folder, nats_server.running_servers(Path(folder), 0 if why else 1) as servers:
+        other = topics.by_nats(servers[0], 1, puts) if servers else Missing("JetStream R1", why or "")
+        found = bench.compare(title, "puts/s", side, other, amount=puts, bar=PUTS_BAR, rounds=ROUNDS)
+        _compared(bench, f"{title}, puts/s", found)
+
+
 # ---- posts
 
 
@@ -303,7 +321,7 @@ def _bare_server() -> Iterator[tuple[str, int]]:
 
 
 def _loop(bench: Bench, cluster: LocalCluster) -> None:
-    """For some seconds a client posts Parquet again and again, and another reads filtered rows."""
+    """One client posts Parquet again and again, and another reads filtered rows, for some seconds."""
     size = bench.of(PARQUET_BYTES, 4 << 20)
     held = asyncio.run(_held_up(cluster, size, bench.of(LOOP_S, 2)))
     what = f"while {size >> 20} MB of Parquet are posted and filtered reads run"
@@ -427,8 +445,10 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "rows_5": partial(_single_rows, nodes=5),
     "fastest": _fastest,
     "batches": partial(_at, 3, _small_batches),
+    "puts": partial(_at, 1, _small_puts),
     "posts": partial(_at, 3, _posts),
     "loop": partial(_at, 2, _loop),
     "idle": _idle_mb,
 }
-"""Single rows at three and five nodes, 10,000 rows/s, batches of 100 rows, POSTs, and what the docstring says last."""
+"""Single rows at three and five nodes, 10,000 rows/s, batches of 100 rows over `/live` and by DoPut, POSTs, and what
+the docstring says last. Each takes less than four minutes with three rounds."""

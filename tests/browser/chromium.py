@@ -1,13 +1,9 @@
-"""A headless Chromium: what a page says on its console, how it is laid out at some width, and how it looks.
-
-`python -m tests.browser.chromium FILE` writes the picture of the report that docs/AUDIT.md shows.
-"""
+"""A headless Chromium: what a page says on its console, and how it is laid out at some width."""
 
 import json
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from html import escape, unescape
 from pathlib import Path
@@ -62,7 +58,7 @@ class Chromium:
         self._path = chromium_path()
 
     def console(self, page: str) -> list[str]:
-        """What the page, or the browser about it, says on the console."""
+        """The messages of the page, or the browser about it, on its console."""
         _, said = self._run(page, "--dump-dom")
         return re.findall(r"CONSOLE.*?\] (.*)", said)
 
@@ -71,9 +67,6 @@ class Chromium:
         (found,) = re.findall(r'<pre id="measured">(.*?)</pre>', shown, re.DOTALL)
         return json.loads(unescape(found))
 
-    def picture(self, page: str, path: Path, width: int, height: int) -> None:
-        self._run(page, f"--screenshot={path}", f"--window-size={width},{height}")
-
     def _run(self, page: str, *flags: str) -> tuple[str, str]:
         with tempfile.TemporaryDirectory(prefix="m4cast-browser-") as folder:
             file = Path(folder) / "page.html"
@@ -81,9 +74,3 @@ class Chromium:
             command = [self._path, *FLAGS, f"--user-data-dir={folder}/profile", *flags, file.as_uri()]
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
         return done.stdout, done.stderr
-
-
-if __name__ == "__main__":
-    from tests.browser.report_page import report_page
-
-    Chromium().picture(report_page(), Path(sys.argv[1]).absolute(), 1280, 1500)

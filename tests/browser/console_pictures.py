@@ -1,4 +1,5 @@
-"""Takes the pictures of the console that the documentation shows, from runs of real nodes:
+"""Takes the pictures of the console, and of units by `m4cast topology --svg`, that the documentation shows, from runs
+of real nodes:
 `python -m tests.browser.console_pictures FOLDER [channel] [units]`.
 
 For `channel`, three of seven nodes publish, one is killed, and one joins. For `units`, two channels of one node import
@@ -7,6 +8,7 @@ pictures are for people, so nothing depends on their bytes.
 """
 
 import random
+import subprocess
 import sys
 import tempfile
 import threading
@@ -140,6 +142,8 @@ def take_units(tab: Tab, folder: Path, cluster: LocalCluster, lost: LocalCluster
     tab.run("location.hash = '#units'")
     tab.until("document.querySelectorAll('.unit.heard').length === 2", "the units are reached")
     tab.picture(folder / "console-units-desk-light.png", whole=False)
+    drawn = [sys.executable, "-m", "m4cast", "topology", "--node", cluster.node("n1").door]
+    subprocess.run([*drawn, "--svg", str(folder / "federation-units.svg")], check=True, stdout=sys.stderr)
     lost.kill("n1")
     tab.size(*PHONE)
     tab.prefers("dark")

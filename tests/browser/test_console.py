@@ -16,8 +16,10 @@ from tests.overlay.door.web.doors import web_serving
 pytestmark = pytest.mark.browser
 AUDIT = (Path(__file__).parent / "page_audit.js").read_text("utf-8")
 NODES = 4
+CONTROLS_MAX = 60
 BIG = [{"id": number, "text": f"{number * 7919**5:064x}" * 8} for number in range(4000)]
 SECRET = "correct horse battery staple"
+REASONS = "expired, not wanted here, or hidden from this token"
 HOSTILE = "<img src=x onerror=\"console.error('it ran')\">"
 
 
@@ -94,7 +96,10 @@ def test_a_node_dies_and_heals_in_the_graph(tab: Tab, cluster: LocalCluster) -> 
 
 
 def test_the_tree_of_a_node_is_chosen_by_keyboard(tab: Tab) -> None:
-    tab.run(f"{named('n2')}.focus()")
+    for _ in range(CONTROLS_MAX):
+        tab.press("Tab")
+        if tab.run(f"document.activeElement === {named('n2')}"):
+            break
     tab.press("Enter")
     tab.until("document.querySelectorAll('line.tree').length === 3", "the tree spans all nodes")
     assert "From n2, 3 nodes within" in tab.run("document.getElementById('tree').textContent")
@@ -103,7 +108,23 @@ def test_the_tree_of_a_node_is_chosen_by_keyboard(tab: Tab) -> None:
     tab.until("!document.querySelector('line.tree')", "the tree is gone")
 
 
-def test_a_gap_and_its_repair_are_told(tab: Tab, cluster: LocalCluster) -> None:
+def test_tab_goes_through_every_control_in_order_and_shows_where_it_is(tab: Tab) -> None:
+    tab.until("document.querySelectorAll('.u-wrap').length === 3", "the page is complete")
+    controls = (
+        "[...document.querySelectorAll('a[href], button:enabled, input, select, [tabindex=\"0\"]')]"
+        ".filter((each) => each.checkVisibility())"
+    )
+    count = tab.run(f"{controls}.length")
+    reached = []
+    for _ in range(count):
+        tab.press("Tab")
+        reached.append(tab.run(f"{controls}.indexOf(document.activeElement)"))
+        style = "getComputedStyle(document.activeElement.querySelector('.halo') ?? document.activeElement)"
+        assert tab.run(f"{style}.outlineStyle !== 'none' || {style}.stroke !== 'rgba(0, 0, 0, 0)'"), reached
+    assert reached == list(range(count)) and NODES + 10 <= count <= CONTROLS_MAX
+
+
+def test_a_gap_and_its_repair_are_shown(tab: Tab, cluster: LocalCluster) -> None:
     tab.until("document.querySelectorAll('.u-wrap').length === 3", "there are rates: counters were seen before")
     with cluster.channel("n2") as channel:
         staged = channel.stage("big", BIG)
@@ -120,9 +141,54 @@ def test_a_gap_and_its_repair_are_told(tab: Tab, cluster: LocalCluster) -> None:
     )
 
 
+def test_rates_begin_when_their_window_is_long_enough(tab: Tab) -> None:
+    """Ten rows are published between the first look and the second: over two seconds that would be 5 rows/s."""
+    points = tab.run("""(async () => {
+      const watch = new (await import("/console/watch.js")).watch.constructor();
+      const [fetched, clock] = [window.fetch, performance.now];
+      let looks = 0;
+      const answers = {
+        "/topology": () => ({ nodes: [], node_id: "", channel: "" }),
+        "/units": () => ({ links: [] }),
+        "/metrics.json": () => ({
+          m4cast_node_incarnation: [[{}, 1]], m4cast_published_rows_total: [[{}, 10 * Math.min(looks, 2)]],
+        }),
+      };
+      window.fetch = async (path) => ({ ok: true, json: async () => answers[path]() });
+      performance.now = () => 2000 * looks;
+      try {
+        for (looks = 1; looks <= 8; looks += 1) await watch.look();
+      } finally {
+        [window.fetch, performance.now] = [fetched, clock];
+      }
+      return watch.history.published;
+    })()""")
+    assert points == [None, None, 10 / 6, 10 / 8, 10 / 10, 0, 0]
+
+
+def test_an_empty_chart_says_when_its_values_begin(tab: Tab) -> None:
+    shown = tab.run("""(async () => {
+      const { chart } = await import("/console/charts.js");
+      const one = chart("Rows", [{ name: "rows", colour: "accent", get: () => [1, 2] }], String);
+      document.body.append(one.element);
+      const steps = [[1], [1, 2]].map((times) => {
+        one.show(times);
+        return [one.element.innerText.includes("after a few seconds"), one.element.querySelectorAll("canvas").length];
+      });
+      one.forget();
+      one.element.remove();
+      return steps;
+    })()""")
+    assert shown == [[True, 0], [False, 1]]
+
+
 def test_a_topic_is_described_and_its_rows_are_text(tab: Tab) -> None:
     view(tab, "topics")
     tab.until("document.querySelector('.names a')", "the topics are listed")
+    search = "document.getElementById('topic-search')"
+    for part, found in (("no such topic", "No topic has this in its name."), ("", "orders")):
+        tab.run(f"{search}.value = {part!r}; {search}.dispatchEvent(new Event('input'))")
+        assert found in tab.run("document.querySelector('.names').innerText")
     view(tab, "topics/orders")
     tab.until("document.querySelector('tr[data-sequence]')", "the last rows are shown")
     text = tab.run("document.querySelector('main').innerText")
@@ -180,6 +246,14 @@ def test_a_tail_resumes_without_a_hole_when_its_node_restarts(tab: Tab, cluster:
     tab.until(f"document.getElementById('tail-counts').textContent.includes({counted!r})", "counted")
     assert all("ERR_" in line for line in tab.log), tab.log
     tab.log.clear()
+
+
+def test_an_address_that_makes_no_sense_leads_to_the_overview(tab: Tab) -> None:
+    for address in ("tail/100%", "constructor", "toString/orders"):
+        view(tab, "clients")
+        tab.until("document.title.startsWith('Clients')", "another view is shown")
+        view(tab, address)
+        tab.until("document.title.startsWith('Overview')", address)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -259,8 +333,12 @@ def test_a_gateway_goes_down_and_comes_back(browser: Tab, tmp_path: Path) -> Non
                 key: [] for key in ("faint", "small", "unnamed", "twice")
             }
             assert found["width"] <= size[0]
-            tab = "document.querySelector('nav [aria-current]').getBoundingClientRect()"
-            browser.until(f"{tab}.left >= 0 && {tab}.right <= {size[0]}", "the tab of the view is in sight")
+            tabs = browser.run(
+                "[...document.querySelectorAll('nav a')].map((each) => each.getBoundingClientRect())"
+                ".map((each) => [each.left, each.right, each.top])"
+            )
+            assert len(tabs) == 6 and all(left >= 0 and right <= size[0] for left, right, _ in tabs), tabs
+            assert len({top for _, _, top in tabs}) == 1, "all tabs are in one line"
         berlin.kill("n1")
         browser.until(f"{unit}.dataset.state === 'silent'", "the other unit is not reached")
         berlin.start("n1")
@@ -274,6 +352,32 @@ def test_a_gateway_goes_down_and_comes_back(browser: Tab, tmp_path: Path) -> Non
         federation.down()
 
 
+def test_a_tail_counts_the_numbers_that_its_token_passes_over(browser: Tab, tmp_path: Path) -> None:
+    """Hidden rows and rows that are not wanted leave numbers out: nothing is claimed to be missing, or complete."""
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(
+        f'[[token]]\nname = "all"\nsecret = "{SECRET}"\nread = ["*"]\npublish = ["*"]\n'
+        '[[token]]\nname = "few"\nsecret = "few-few-few-few-few"\nread = ["*"]\nwhere = {"*" = "id = 1 OR id = 4"}\n',
+        encoding="utf-8",
+    )
+    with web_serving(tmp_path, 1, tokens=f"file:{tokens}") as web:
+        web.post("/topics/orders", [{"id": number} for number in range(6)], Authorization=f"Bearer {SECRET}")
+        for secret, counted in {
+            "few-few-few-few-few": f"2 rows, 2 numbers passed over ({REASONS})",
+            SECRET: "6 rows, none missing",
+        }.items():
+            browser.open("about:blank")
+            browser.open(f"http://{web.address}/#tail")
+            browser.until("document.getElementById('tail-from')", "the form is shown")
+            browser.run(f"sessionStorage.setItem('m4cast-token', {secret!r})")
+            fill(browser, "tail-topic", "orders")
+            fill(browser, "tail-from", "earliest")
+            browser.run("document.getElementById('tail-start').click()")
+            browser.until(f"document.getElementById('tail-counts').textContent === {counted!r}", counted)
+        browser.open("about:blank")
+    browser.log.clear()
+
+
 def test_a_door_with_tokens_asks_for_one_and_keeps_it_out_of_addresses(browser: Tab, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(
@@ -282,6 +386,14 @@ def test_a_door_with_tokens_asks_for_one_and_keeps_it_out_of_addresses(browser: 
     with web_serving(tmp_path, 1, tokens=f"file:{tokens}") as web:
         browser.open(f"http://{web.address}/")
         browser.until("document.getElementById('token-dialog').open", "a token is asked for")
+        for size in (DESK, PHONE):
+            for theme in ("light", "dark"):
+                browser.size(*size)
+                browser.prefers(theme)
+                found = browser.run(AUDIT)
+                problems = {key: found[key] for key in ("faint", "small", "unnamed", "twice")}
+                assert problems == {key: [] for key in problems}, (size, theme)
+                assert found["width"] <= size[0]
         fill(browser, "token-value", "s3cret-s3cret-s3cret")
         browser.run("document.querySelector('[value=use]').click()")
         browser.until("document.getElementById('link').textContent === 'live'", "the token is used")

@@ -63,10 +63,10 @@ def test_nothing_is_overwritten_unless_asked(tmp_path: Path) -> None:
         (["node", "Warsaw"], "a node cannot be called 'Warsaw'"),
         (["node", "ca"], "the authority's own name"),
         (["client", "../x"], "a client cannot be called '../x'"),
-        (["node", "n1", "--address", "h:7400"], "neither a host name nor an IP address (without a port)"),
+        (["node", "n1", "--address", "h:7400"], "neither a host name nor an IP address: give one without a port"),
     ],
 )
-def test_names_that_cannot_be_are_said(tmp_path: Path, words: list[str], message: str) -> None:
+def test_invalid_names_are_refused(tmp_path: Path, words: list[str], message: str) -> None:
     run("ca", "--dir", tmp_path)
     result = CliRunner().invoke(main, ["certs", *words, "--dir", str(tmp_path)])
     assert result.exit_code == 2
@@ -74,7 +74,7 @@ def test_names_that_cannot_be_are_said(tmp_path: Path, words: list[str], message
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_an_authority_that_is_not_there_or_broken_is_said(tmp_path: Path) -> None:
+def test_a_missing_or_broken_authority_is_reported(tmp_path: Path) -> None:
     missing = CliRunner().invoke(main, ["certs", "node", "n1", "--dir", str(tmp_path)])
     assert missing.exit_code == 2 and "make them with `m4cast certs ca" in missing.output
     run("ca", "--dir", tmp_path)
@@ -86,7 +86,7 @@ def test_an_authority_that_is_not_there_or_broken_is_said(tmp_path: Path) -> Non
         assert result.exit_code == 2 and said in result.output
 
 
-def test_an_install_without_what_nodes_need_says_so(tmp_path: Path) -> None:
+def test_an_install_without_node_packages_names_the_extra(tmp_path: Path) -> None:
     code = "import sys; sys.modules['cryptography'] = None; from m4cast.cli import main; main()"
     words = [sys.executable, "-c", code, "certs", "ca", "--dir", str(tmp_path)]
     said = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)

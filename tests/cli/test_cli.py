@@ -67,12 +67,12 @@ def test_listing_imports_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", script], check=False, stdout=subprocess.DEVNULL).returncode == 0
 
 
-def test_the_version_is_told() -> None:
+def test_version_is_printed() -> None:
     result = CliRunner().invoke(main, ["--version"])
     assert (result.exit_code, result.output) == (0, f"m4cast, version {__version__}\n")
 
 
-def test_a_command_that_is_not_there_is_said() -> None:
+def test_an_unknown_command_is_reported() -> None:
     result = CliRunner().invoke(main, ["pubish"])
     assert result.exit_code == 2
     assert "No such command 'pubish'. Did you mean one of: 'publish', 'publishers'?" in result.output
@@ -145,7 +145,7 @@ OWN = [*CLIENTS, "certs", "cluster", "demo", "node", "sim", "store"]
 
 
 @pytest.mark.parametrize("name", sorted(SUBCOMMANDS))
-def test_every_command_says_that_it_has_no_such_option_and_exits_with_2(name: str) -> None:
+def test_unknown_options_exit_with_2(name: str) -> None:
     for words in leaves(name):
         result = CliRunner().invoke(main, [*words, "--nonsense"])
         assert (result.exit_code, result.stdout) == (2, ""), words
@@ -153,7 +153,7 @@ def test_every_command_says_that_it_has_no_such_option_and_exits_with_2(name: st
 
 
 @pytest.mark.parametrize("name", sorted(CLIENTS - {"doctor"}))
-def test_a_client_exits_with_2_when_nobody_is_there_and_with_130_on_ctrl_c(
+def test_a_client_exits_with_2_without_a_node_and_with_130_on_ctrl_c(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {"EXAMPLE": "rows.jsonl", "CLIENT": "client.json", "NEW": "new.json"}

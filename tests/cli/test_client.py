@@ -40,7 +40,7 @@ def test_a_client_leaves_and_returns_elsewhere(served: Served, tmp_path: Path) -
     assert [json.loads(line)["n"] for line in lines] == [3, 4]
     assert run("tail", file, "--idle-s", "0.3", "--node", second) == ""
     assert "shop-7: offline; attached to n1" in run("finger", "shop-7", "--node", second)
-    assert "nobody knows it" in run("finger", "shop-8", "--node", second)
+    assert "no node knows this client" in run("finger", "shop-8", "--node", second)
     assert "shop-7" in run("list", "--node", second)
     assert "large: given up" in run("unsubscribe", file, "--name", "large", "--node", second)
     assert "its rows wait" in run("disconnect", file, "--node", second)
@@ -48,9 +48,40 @@ def test_a_client_leaves_and_returns_elsewhere(served: Served, tmp_path: Path) -
     assert json.loads(run("list", "--node", second, "--json"))["clients"] == []
 
 
+def test_rows_that_were_not_printed_come_next(served: Served, tmp_path: Path) -> None:
+    first, file = served.addresses[0], str(tmp_path / "few.json")
+
+    def printed(*words: str) -> list[int]:
+        return [json.loads(line)["n"] for line in run("tail", file, *words).splitlines()]
+
+    Channel([first]).publish("few", [{"n": n} for n in range(5)], acks=1)
+    run("new", file, "--name", "takes-few", "--node", first)
+    run("subscribe", file, "few", "--where", "n < 0", "--name", "none")
+    run("subscribe", file, "few", "--from", "earliest")  # filled first
+    assert printed("--max-rows", "2") == [0, 1]
+    assert printed("--max-rows", "2") == [2, 3]
+    Channel([first]).publish("few", [{"n": n} for n in range(5, 8)], acks=1)
+    assert printed("--max-rows", "2") == [4, 5]
+    assert printed("--idle-s", "0.3") == [6, 7]
+
+
+def test_a_profile_begins_with_what_stands(served: Served, tmp_path: Path) -> None:
+    first, file = served.addresses[0], str(tmp_path / "reader.json")
+    writer = Channel([first]).table_writer("offers", "ann")
+    writer.put({"lamp": {"price": 20}, "chair": {"price": 75}})
+    writer.put({"lamp": {"price": 25}})
+    run("new", file, "--name", "reads-tables", "--node", first)
+    assert "earliest|latest|standing|TIME" in run("subscribe", "--help")
+    run("subscribe", file, "offers", "--from", "standing")
+    writer.put({"chair": {"price": 70}})
+    lines = run("tail", file, "--idle-s", "0.5").splitlines()
+    assert sorted(json.loads(line)["price"] for line in lines[:2]) == [25, 75]
+    assert [json.loads(line)["price"] for line in lines[2:]] == [70]
+
+
 def test_access_points_are_the_doors_of_the_roster(served: Served) -> None:
     doors = json.loads(run("access-points", "--node", served.addresses[0], "--json"))["access_points"]
-    assert doors == sorted(node["door"] for node in Channel(served.addresses).topology()["nodes"] if node["door"])
+    assert doors == sorted(node.driver.node.roster.own.door for node in served.nodes)
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -76,7 +107,7 @@ def test_mail_chat_and_files(served: Served, tmp_path: Path) -> None:
         "id": "",
         "sent_ms": 0,
     }
-    assert "nobody knows client 'cli-x'" in run("send", ann, "cli-x", "hello", code=2)
+    assert "no client is known under the key 'cli-x'" in run("send", ann, "cli-x", "hello", code=2)
     song = tmp_path / "song.mp3"
     song.write_bytes(b"la" * 1_000)
     assert "offers song.mp3 in resources" in run("offer", ann, str(song), "--title", "a song")

@@ -1,7 +1,9 @@
-"""What the doctor finds: on this machine, and on machines that lack something."""
+"""Findings of the doctor: on this machine, and on machines that lack something."""
 
 import json
+import re
 import socket
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,20 @@ def test_a_machine_that_runs_these_tests_is_healthy(tmp_path: Path) -> None:
     assert "pyarrow 2" in checks["packages: client"]["said"]
     assert {"jars", "port: listen", "port: door", "disk: space", "open files"} <= set(levels)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_packages_of_each_extra_are_checked() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {name: wanted for name, wanted in project["optional-dependencies"].items() if name != "dev"}
+    wanted = {"client": project["dependencies"], **extras}
+    checked = {
+        extra: [doctor.DISTRIBUTIONS.get(module, module) for module in modules]
+        for extra, modules in doctor.PACKAGES.items()
+    }
+    assert checked == {
+        extra: sorted(re.split(r"[<>=\[;]", requirement)[0] for requirement in requirements)
+        for extra, requirements in wanted.items()
+    }
 
 
 def test_people_get_a_table_that_counts(tmp_path: Path) -> None:

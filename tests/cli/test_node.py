@@ -114,7 +114,7 @@ def test_a_node_ends_though_a_client_neither_writes_nor_goes(trio: list[Process]
 
 
 def told_by(process: Process, path: str) -> str:
-    """What a node answers by HTTP."""
+    """The answer of a node to an HTTP request."""
     if not any("http://" in line for line in process.lines):
         process.until("http://")
     (address,) = re.findall(r"http://[0-9.:]+/", "".join(process.lines))
@@ -122,7 +122,7 @@ def told_by(process: Process, path: str) -> str:
         return str(reply.read(), "utf-8")
 
 
-def test_a_node_tells_of_itself_by_http(trio: list[Process]) -> None:
+def test_a_node_reports_its_state_by_http(trio: list[Process]) -> None:
     for process in trio:
         assert json.loads(told_by(process, "readyz")) == {"status": "ready"}
         assert "\nm4cast_node_ready 1.0\n" in told_by(process, "metrics")
@@ -152,19 +152,19 @@ def test_rows_published_at_one_node_are_read_at_another(trio: list[Process], tmp
         (["tail", "--node", "nowhere"], "'nowhere' has no port"),
     ],
 )
-def test_mistakes_of_clients_are_said(words: list[str], said: str) -> None:
+def test_mistakes_of_clients_are_reported(words: list[str], said: str) -> None:
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2
     assert said in result.output
 
 
-def test_rows_that_are_no_json_are_said() -> None:
+def test_invalid_json_is_reported() -> None:
     result = CliRunner().invoke(main, ["publish", "--node", "127.0.0.1:1"], input="not json")
     assert result.exit_code == 2
     assert "is not jsonl" in result.output
 
 
-def test_a_store_in_use_and_a_port_in_use_are_said(trio: list[Process], tmp_path: Path) -> None:
+def test_a_store_or_port_in_use_is_reported(trio: list[Process], tmp_path: Path) -> None:
     conf = tmp_path / "n0.toml"
     taken = CliRunner().invoke(main, ["node", "--conf", str(conf), "--dir", str(tmp_path / "n0")])
     assert taken.exit_code == 2
@@ -174,7 +174,7 @@ def test_a_store_in_use_and_a_port_in_use_are_said(trio: list[Process], tmp_path
     assert "cannot listen on 127.0.0.1" in port.output
 
 
-def test_a_wrong_setting_is_said(tmp_path: Path) -> None:
+def test_an_invalid_setting_is_reported(tmp_path: Path) -> None:
     conf = tmp_path / "node.toml"
     conf.write_text("[cluster]\ndegre = 4\n[node]\ninsecure = true\n")
     result = CliRunner().invoke(main, ["node", "--conf", str(conf), "--dir", str(tmp_path / "n")])
@@ -233,7 +233,7 @@ def test_nodes_with_certificates_and_tokens(
     assert SECRET not in lines
 
 
-def test_a_node_without_certificates_says_what_it_needs(tmp_path: Path) -> None:
+def test_a_node_without_certificates_names_the_missing_settings(tmp_path: Path) -> None:
     conf = tmp_path / "node.toml"
     conf.write_text("[cluster]\n[node]\n")
     result = CliRunner().invoke(main, ["node", "--conf", str(conf), "--dir", str(tmp_path / "n")])

@@ -89,7 +89,7 @@ def test_one_row_is_one_row(door: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "text"), [("jsonl", ""), ("csv", ""), ("csv", "id,what\n")])
-def test_no_rows_are_published_and_that_is_said(door: str, kind: str, text: str) -> None:
+def test_an_empty_input_publishes_nothing_and_reports_it(door: str, kind: str, text: str) -> None:
     said = publish("nothing", "--format", kind, text=text)
     assert (said.exit_code, said.output) == (0, "published 0 rows\n")
 
@@ -137,7 +137,7 @@ INTERRUPTIBLE = (
 )
 
 
-def test_rows_go_on_when_a_pipe_pauses_and_ctrl_c_says_what_was_published(door: str) -> None:
+def test_a_paused_pipe_continues_and_ctrl_c_reports_published_rows(door: str) -> None:
     with command(door, "publish", "--topic", "pauses") as popen, Channel([door]) as channel:
         assert popen.stdin is not None
         for number in range(2):
@@ -242,7 +242,7 @@ def test_a_map_is_printed_as_its_pairs() -> None:
     assert json_of(row) == '{"map": [["a", null], ["b", "2026-01-01"]]}'
 
 
-def test_a_tail_ends_when_nothing_comes_and_says_what_is_wrong(door: str) -> None:
+def test_a_tail_without_rows_ends_with_a_reason(door: str) -> None:
     Channel([door]).publish("ends", [{"id": 1}])
     words = ["tail", "--topic", "ends", "--from", "earliest", "--idle-s", "0.1"]
     said = CliRunner().invoke(main, words)
@@ -264,7 +264,7 @@ def test_a_tail_from_a_time_needs_its_zone(door: str) -> None:
         assert refused.exit_code == 2 and said in refused.stderr
 
 
-def test_a_tail_says_that_a_topic_is_not_there_yet(door: str) -> None:
+def test_a_tail_reports_an_unknown_topic(door: str) -> None:
     Channel([door]).publish("orders-eu", [{"id": 1}])
     words = ["tail", "--topic", "orders-uk", "--topic", "orders-eu", "--from", "earliest", "--idle-s", "0.1", "--json"]
     said = CliRunner().invoke(main, words)

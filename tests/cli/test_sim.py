@@ -177,7 +177,7 @@ def with_change(report: SimulationReport, name: str, number: object) -> Simulati
         ({"out_of_order": 2}, "2 deliveries came out of order"),
     ],
 )
-def test_a_broken_promise_is_told_and_exits_with_1(
+def test_a_violated_guarantee_exits_with_1(
     monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], complaint: str
 ) -> None:
     ((name, number),) = change.items()
@@ -195,7 +195,8 @@ def test_a_broken_promise_is_told_and_exits_with_1(
     [("grow", 4, 3, False), ("flash", 4, 3, False), ("churn", 4, 3, True), ("grow", 3, 2, True), ("grow", 3, 1, False)],
 )
 def test_how_many_links_may_split_the_graph(scenario: str, degree: int, connectivity: int, well: bool) -> None:
-    """As many as a node has, after joins; one less if the degree is odd. After faults only that it is one piece."""
+    """The number of neighbours that a node has after joins; one less if the degree is odd. After faults, only that the
+    graph is one piece."""
     grown = simulate(ScenarioPlan("grow", 10, degree))
     report = replace(grown, scenario=scenario, graph=replace(grown.graph, edge_connectivity=connectivity))
     assert (broken_promises(report) == []) == well
@@ -225,7 +226,7 @@ def test_what_cannot_be_used_is_refused_by_name(arguments: list[str], complaint:
     assert result.stdout == ""
 
 
-def test_without_networkx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_networkx_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     real_import = builtins.__import__
 
     def no_networkx(name: str, *rest: Any) -> Any:

@@ -99,7 +99,7 @@ def test_the_topology_goes_on_without_a_node_that_is_away(served: Served) -> Non
     assert "continuing without a node: 127.0.0.1:1 cannot be reached" in result.stderr
 
 
-def test_a_picture_that_cannot_be_written_is_said(served: Served, tmp_path: Path) -> None:
+def test_an_unwritable_picture_is_reported(served: Served, tmp_path: Path) -> None:
     words = ["topology", "--node", served.addresses[0], "--svg", str(tmp_path / "nowhere" / "graph.svg")]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2

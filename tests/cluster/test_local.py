@@ -128,7 +128,7 @@ def test_a_node_more_finds_its_place(folder: Path) -> None:
     assert {len(sight.status["neighbours"]) for sight in sights} == {4}
 
 
-def test_the_topology_of_a_cluster_is_told_by_all_its_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topology_asks_every_node_of_a_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     local = LocalCluster.open(folder)
     monkeypatch.setenv("M4CAST_CLUSTER_DIR", str(folder))
     found = f"m4cast: using the cluster in {folder}: {', '.join(local.names())}\n"
@@ -371,13 +371,13 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
         (("kill",), "Missing argument"),
     ],
 )
-def test_arguments_that_make_no_sense_are_said(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     result = run(*words, "--dir", str(tmp_path))
     assert result.exit_code == 2
     assert said in result.output
 
 
-def test_a_node_that_is_not_in_the_plan_is_said(tmp_path: Path) -> None:
+def test_an_unplanned_node_is_refused(tmp_path: Path) -> None:
     LocalCluster.make(tmp_path / "c", 2)
     for words in (("kill", "n3"), ("start", "../n1")):
         result = run(*words, "--dir", str(tmp_path / "c"))

@@ -1,4 +1,4 @@
-"""Where nodes are, as users write it."""
+"""Addresses of nodes, as users write them."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def test_doors_come_one_by_one_or_with_commas() -> None:
         (",", "names no node"),
     ],
 )
-def test_what_is_no_door_is_said(value: str, said: str) -> None:
+def test_an_invalid_door_is_reported(value: str, said: str) -> None:
     with pytest.raises(click.BadParameter) as refused:
         doors_of((value,))
     assert said in refused.value.message
@@ -78,7 +78,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
     return LocalCluster.make(tmp_path / "m4cast-cluster", 2)
 
 
-def test_a_cluster_that_is_here_and_down_is_said(planned: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_cluster_is_reported(planned: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     LocalCluster.make(planned.folder.parent / "other", 1)
     for words in (["status"], ["topics"], ["topology"], ["tail"], ["topic", "describe", "t"]):
         for folder in ("m4cast-cluster", "other"):
@@ -109,9 +109,7 @@ def test_a_node_that_is_to_go_is_named(planned: LocalCluster, words: list[str]) 
     assert "name the node that is to leave: give --node HOST:PORT" in result.stderr
 
 
-def test_without_a_node_and_without_a_cluster_it_is_said_what_to_give(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_node_option_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("M4CAST_NODE", raising=False)
     monkeypatch.delenv("M4CAST_CLUSTER_DIR", raising=False)
     monkeypatch.chdir(tmp_path)

@@ -47,7 +47,7 @@ def test_ctrl_c_is_heard_though_the_call_does_not_end(by_another: bool) -> None:
     never.set()
 
 
-def test_a_call_that_runs_out_of_its_own_time_says_so_at_once() -> None:
+def test_an_expired_call_fails_at_once() -> None:
     def call() -> None:
         raise TimeoutError("its own")
 
@@ -55,7 +55,7 @@ def test_a_call_that_runs_out_of_its_own_time_says_so_at_once() -> None:
         interruptible(call)
 
 
-def test_a_call_is_not_waited_for_longer_than_is_said() -> None:
+def test_a_call_is_waited_for_within_its_limit() -> None:
     never = threading.Event()
     with pytest.raises(TimeoutError):
         interruptible(never.wait, 0.01)

@@ -38,7 +38,7 @@ def test_an_error_has_its_traceback() -> None:
     assert "ValueError: boom" in line(record)["error"]
 
 
-def test_a_node_logs_as_it_is_told_to(tmp_path: Path) -> None:
+def test_a_node_logs_in_the_chosen_format(tmp_path: Path) -> None:
     conf = tmp_path / "node.toml"
     conf.write_text(
         '[cluster]\n[node]\nname = "solo"\nlisten = "127.0.0.1:0"\ndoor = ""\nhttp = ""\ninsecure = true\n',

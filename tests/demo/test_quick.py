@@ -20,7 +20,7 @@ TIMEOUT_S = 120
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the demo makes its folder."""
+    """The place in which the demo makes its folder."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     return tmp_path
@@ -97,7 +97,7 @@ def test_a_follower_that_failed_is_not_whole() -> None:
     assert not FollowerOutcome("n1", 3, 0, 0, True, None, "gone").is_whole
 
 
-def test_a_picture_that_cannot_be_drawn_is_said_and_nothing_is_left(scratch: Path) -> None:
+def test_an_undrawable_picture_leaves_no_file(scratch: Path) -> None:
     result = CliRunner().invoke(
         main, ["demo", "--no-spark", "--nodes", "3", "--svg", str(scratch / "nowhere" / "x.svg")]
     )

@@ -43,7 +43,7 @@ def walkthrough(tmp_path: Path) -> Walkthrough:
 
 @pytest.fixture
 def with_cluster(walkthrough: Walkthrough) -> Iterator[Walkthrough]:
-    """For a page that starts a cluster of its own: its processes end with the test."""
+    """A walkthrough for a page that starts a cluster of its own: its processes end with the test."""
     yield walkthrough
     for folder in walkthrough.folder.glob("work/m4cast-cluster"):
         cluster = LocalCluster.open(folder)

@@ -16,12 +16,17 @@ def main_of(name: str) -> Any:
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
 
 
-def test_every_example_is_run_here_and_has_a_line_in_the_index() -> None:
+def test_every_example_is_run_and_has_a_line_in_the_index() -> None:
+    """Those of JavaScript are run by the test of HTTP.md."""
     text = Path(__file__).read_text(encoding="utf-8")
     index = (DOCS / "README.md").read_text(encoding="utf-8")
-    names = sorted(path.stem for path in EXAMPLES.glob("*.py"))
-    assert names and [name for name in names if f'main_of("{name}")' not in text] == []
-    assert [name for name in names if f"(examples/{name}.py)" not in index] == []
+    page = (DOCS / "HTTP.md").read_text(encoding="utf-8")
+    files = sorted(path for path in EXAMPLES.iterdir() if path.is_file())
+    assert {path.suffix for path in files} == {".py", ".mjs"}
+    assert [
+        each.name for each in files if f'main_of("{each.stem}")' not in text and f"../{each.name}" not in page
+    ] == []
+    assert [each.name for each in files if f"(examples/{each.name})" not in index] == []
 
 
 def test_rows_are_tailed_at_another_node(nodes: str) -> None:

@@ -1,21 +1,17 @@
 """Each page is followed from top to bottom; then the results are what the page promises."""
 
-import configparser
-import re
-import shlex
 import shutil
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
 import pytest
 
-from m4cast.cli import main
 from m4cast.cluster.local import LocalCluster
 from m4cast.overlay.client import Channel
-from tests.docs.pages import DOCS, PAGES, ROOT, snippets_of
+from tests.docs.pages import DOCS, ROOT, snippets_of
 from tests.docs.walkthrough import Walkthrough
+from tests.overlay.door.served import serving
 from tests.overlay.door.web.doors import web_serving
 
 if TYPE_CHECKING:
@@ -56,6 +52,22 @@ def test_contributing(tmp_path: Path) -> None:
     page = Walkthrough(tmp_path, working=ROOT)
     page.run(ROOT / "CONTRIBUTING.md")
     assert len(page.ran) == 2
+
+
+def test_filters(tmp_path: Path) -> None:
+    """Its `sql` is filters, one a line."""
+    orders = [{"country": country, "amount": amount} for country, amount in (("PL", 150), ("PL", 50), ("DE", 150))]
+    with serving(tmp_path / "nodes", 1) as served:
+        channel = Channel(served.addresses)
+        channel.publish("orders", orders)
+        page = Walkthrough(tmp_path, {"channel": channel})
+        for snippet in snippets_of(DOCS / "FILTERS.md"):
+            if snippet.language == "python":
+                page.run_one(snippet)
+                assert page.names.pop("rows").select(["country", "amount"]).to_pylist() == orders[:1]
+            elif snippet.language == "sql":
+                for where in snippet.text.splitlines():
+                    channel.read("orders", where=where)
 
 
 def test_operations(tmp_path: Path, own_nodes: str) -> None:
@@ -119,43 +131,3 @@ def test_audit(spark: "SparkSession", tmp_path: Path, audited: str, capsys: pyte
     assert {row["status"] for row in latest} == {"SILENT"}
     assert {row["node_id"] for row in slow} == {"n4"}
     assert {row["node_id"] for row in repairs} == {"n4"}
-
-
-# ---- what is not run
-
-
-def lines_of(language: str, beginning: str) -> list[tuple[str, str]]:
-    """Place and line, of snippets in this language."""
-    found = [each for page in PAGES for each in snippets_of(page) if each.language == language]
-    return [
-        (snippet.place, line)
-        for snippet in found
-        for line in snippet.text.splitlines()
-        if line.strip().startswith(beginning)
-    ]
-
-
-def parse(command: click.Command, name: str, words: list[str], parent: click.Context | None = None) -> None:
-    """Has click parse the words as this command would, and nothing more."""
-    context = command.make_context(name, list(words), parent)
-    if isinstance(command, click.Group):
-        rest = [*context._protected_args, *context.args]
-        chosen_name, chosen, left = command.resolve_command(context, rest)
-        assert chosen is not None and chosen_name is not None
-        parse(chosen, chosen_name, left, context)
-
-
-@pytest.mark.parametrize(("place", "line"), lines_of("text", "m4cast "))
-def test_commands_that_are_not_run_are_understood(place: str, line: str) -> None:
-    parse(main, "m4cast", shlex.split(line, comments=True)[1:])
-
-
-def test_the_unit_file_starts_a_node() -> None:
-    (unit,) = [each for each in snippets_of(DOCS / "OPERATIONS.md") if each.language == "ini"]
-    parser = configparser.ConfigParser(interpolation=None)
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read_string(unit.text)
-    started = parser["Service"]["ExecStart"]
-    words = shlex.split(re.sub(r"\S*%i\S*", str(ROOT / "conf" / "node.toml"), started))
-    assert words[0].endswith("/m4cast")
-    parse(main, "m4cast", words[1:])

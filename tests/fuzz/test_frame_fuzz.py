@@ -132,7 +132,7 @@ MAKERS: list[Callable[[random.Random], bytes]] = [
 
 
 def outcome(data: bytes) -> WireFrame | None:
-    """What `decode` makes of the bytes; None if it refuses them. Any other error fails the test."""
+    """The result of `decode` for the bytes; None if it refuses them. Any other error fails the test."""
     try:
         message = decode(data)
     except RemoteProtocolError:

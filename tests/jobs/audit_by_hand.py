@@ -77,7 +77,7 @@ def audit_by_hand(
 
 
 class Told(NamedTuple):
-    """What a receiver tells of a stream, and whether somebody can have read all of it."""
+    """The range that a receiver reports of a stream; `is_unread` if not all of it could be read."""
 
     low: int | None
     high: int | None

@@ -28,5 +28,5 @@ def topic() -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    """Of tables."""
+    """A folder of tables."""
     return str(tmp_path / "tables")

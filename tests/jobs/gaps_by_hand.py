@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple, TypeVar
 
@@ -47,7 +48,9 @@ def gaps_by_hand(
     for record in records:
         by_line["stream", record.node_id, record.origin, record.topic].append(record)
         if record.kind == "batch":
-            by_line["origin", record.node_id, record.origin, "*"].append(record)
+            passes = record.spread == "selective"
+            numbered = replace(record, kind="skip", reason="selective") if passes else record
+            by_line["origin", record.node_id, record.origin, "*"].append(numbered)
     ends: dict[tuple[str, str, str], int] = defaultdict(int)
     for (origin, topic), last in (receipted or {}).items():
         ends["stream", origin, topic] = last
@@ -55,7 +58,8 @@ def gaps_by_hand(
         ends[line, origin, topic] = max(ends[line, origin, topic], *(max(_numbers(line, each)) for each in came))
     found: set[Range] = set()
     for key, came in by_line.items():
-        found.update(_line(key, sorted(came, key=lambda each: each.delivery), ends[key[0], key[2], key[3]]))
+        passed = _passed(by_line, key[2]) if key[0] == "origin" else set()
+        found.update(_line(key, sorted(came, key=lambda each: each.delivery), ends[key[0], key[2], key[3]], passed))
     for (line, origin, topic), end in ends.items():
         together = [
             each for key, came in by_line.items() if (key[0], *key[2:]) == (line, origin, topic) for each in came
@@ -68,6 +72,12 @@ def gaps_by_hand(
 
 
 Line = tuple[str, str, str, str]
+
+
+def _passed(by_line: dict[Line, list[Record]], origin: str) -> set[int]:
+    """Numbers of batches of an origin that nobody has to receive."""
+    of_origin = (came for key, came in by_line.items() if (key[0], key[2]) == ("origin", origin))
+    return {each.origin_batch for came in of_origin for each in came if each.kind == "skip" and each.origin_batch}
 
 
 def _wanted(
@@ -114,7 +124,7 @@ def _numbers(line: str, record: Record) -> range:
     return range(record.first_sequence, record.last_sequence + 1)
 
 
-def _line(key: tuple[str, str, str, str], came: list[Record], end: int) -> Iterator[Range]:
+def _line(key: tuple[str, str, str, str], came: list[Record], end: int, passed: set[int]) -> Iterator[Range]:
     line = key[0]
     by_number: dict[int, list[Record]] = defaultdict(list)
     skipped: dict[int, Record] = {}
@@ -147,18 +157,22 @@ def _line(key: tuple[str, str, str, str], came: list[Record], end: int) -> Itera
         for number in numbers:
             if record.kind == "batch":
                 by_number[number].append(record)
+            elif line == "origin":
+                skipped[number] = record
             else:
                 skipped.setdefault(number, record)
     yield from _held(key, by_number, depth_of if line == "stream" else {})
     for first, last, reason in _runs({n: skip.reason for n, skip in skipped.items() if n not in by_number}):
         latest = max(skipped[number].delivery for number in range(first, last + 1))
         yield Range(*key, "SKIPPED", first, last, reason=reason, last_delivery=latest)
-    for first, last, since in _runs(open_since):
+    for first, last, since in _runs({number: since for number, since in open_since.items() if number not in passed}):
         yield Range(*key, "MISSING", first, last, first_seen_at=since if line == "stream" else None)
     if max(told) < end:
         times = [each.delivered_at for each in came if each.kind == "batch"]
         seen = max(times, default=None) if line == "stream" else None
-        yield Range(*key, "MISSING", max(told) + 1, end, is_tail=True, first_seen_at=seen)
+        tail = set(range(max(told) + 1, end + 1)) - passed
+        for first, last, _ in _runs(dict.fromkeys(tail)):
+            yield Range(*key, "MISSING", first, last, is_tail=True, first_seen_at=seen)
 
 
 def _held(

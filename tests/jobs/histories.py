@@ -124,7 +124,7 @@ def _peer(random: Random, number: int, at: int) -> Peer:
 
 
 def _published(random: Random, origins: list[Peer]) -> list[tuple[float, Batch]]:
-    """With the true times, which origins do not know."""
+    """The history with true times, which origins do not know."""
     found: list[tuple[float, Batch]] = []
     for origin in origins:
         last: dict[str, Batch] = {}
@@ -180,7 +180,7 @@ def _deliver(random: Random, peer: Peer, batches: list[tuple[float, Batch]]) -> 
 
 
 def _stored(peer: Peer, folder: Path) -> tuple[list[DeliveryRecord], inspection.CheckReport]:
-    """What the node's store tells of its deliveries, and what is wrong with it."""
+    """The report of the node's store about its deliveries, and what is wrong with it."""
     starts: dict[StreamId, int] = {}
     appends = []
     for token, (at_s, what) in enumerate(peer.delivered, 1):
@@ -232,7 +232,7 @@ def _moment(at_ms: int) -> datetime:
 
 
 def _memberships(peer: Peer) -> list[Membership]:
-    """As somebody with a right clock tells it. One that crashed is not heard, and has not left."""
+    """The roster as a node with a right clock reports it. A node that crashed is not heard, and has not left."""
 
     def at(true_s: float) -> datetime:
         return BEGIN + timedelta(seconds=true_s)

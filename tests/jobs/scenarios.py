@@ -73,7 +73,7 @@ class Membership:
 
 
 def _neighbours(node_id: str) -> list[str]:
-    """In a ring of nine with chords; as the roster of a report shows them."""
+    """A graph that is a ring of nine with chords, as the roster of a report shows it."""
     at = int(node_id[1:]) - 1
     return [f"n{(at + step) % 9 + 1}" for step in (-2, -1, 1, 2)]
 

@@ -1,4 +1,4 @@
-"""What the commands of jobs do before Spark starts, and where its messages go."""
+"""The commands of jobs before Spark starts, and where its messages go."""
 
 import io
 import subprocess

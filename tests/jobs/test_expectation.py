@@ -1,4 +1,4 @@
-"""What gaps, audit and the page say of receivers whose records were not read or are deleted: the same, and no alarm."""
+"""Gaps, audit and the page agree about receivers whose records were not read or are deleted, and raise no alarm."""
 
 import re
 from dataclasses import replace

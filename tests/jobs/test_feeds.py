@@ -1,4 +1,4 @@
-"""What becomes of a feed whose query ends: started again where that helps, and given up where it does not."""
+"""A feed whose query ends is started again where that helps, and given up where it does not."""
 
 import io
 import threading
@@ -11,7 +11,7 @@ from rich.console import Console
 
 from m4cast.jobs.feeds import feed as feeds
 from m4cast.jobs.feeds.display import feed_table
-from m4cast.jobs.feeds.feed import FeedFailedError, FeedRun, FeedState, TableFeed, reason_of, run_feeds
+from m4cast.jobs.feeds.feed import FeedFailedError, FeedRun, FeedState, TableFeed, is_temporary, reason_of, run_feeds
 
 BUSY = PySparkRuntimeError("Python worker failed to connect back.")
 CRASHED = PySparkRuntimeError(
@@ -116,3 +116,14 @@ def test_names_of_topics_are_shown_as_they_are() -> None:
 def test_the_reason_of_an_error_in_a_callback_is_its_last_line() -> None:
     said = "An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):\n  File x\n"
     assert reason_of(PySparkRuntimeError(f"{said}OSError: the disk is full\n")) == "OSError: the disk is full"
+    lost = "org.apache.spark.SparkException: Job aborted: Python worker exited unexpectedly (crashed). Consider"
+    call = "py4j.protocol.Py4JJavaError: An error occurred while calling o1.collectToPython."
+    assert reason_of(PySparkRuntimeError(f"{said}{call}\n: {lost}\n\tat java.lang\n")) == lost
+
+
+def test_a_planner_that_is_gone_is_started_again() -> None:
+    """Spark says only that a stream has ended, in a cause."""
+    error = PySparkRuntimeError("[STREAM_FAILED] Query terminated with exception: ")
+    where = "\tat o.a.s.sql.execution.python.streaming.PythonStreamingSourceRunner.latestOffset(Python"
+    error._cause = PySparkRuntimeError(f"java.io.EOFException\n\tat java.io.DataInputStream.readInt\n{where}")  # type: ignore[attr-defined]  # as captured errors have
+    assert is_temporary(reason_of(error))

@@ -217,6 +217,19 @@ def test_the_command_tells_what_it_did(
 
 
 @pytest.mark.parametrize(
+    ("place", "fix"),
+    [
+        ("s3a://lake/tables", r"begin it with s3a://, and add --spark-conf .*packages=io\.delta:.*:hadoop-aws:"),
+        ("s3://lake/tables", r"begin it with s3a://"),
+        ("gs://lake/tables", r"add the jars for it, --spark-conf spark\.jars\.packages=io\.delta:"),
+    ],
+)
+def test_storage_that_spark_has_no_jars_for_is_said(spark: SparkSession, nodes: str, place: str, fix: str) -> None:
+    with pytest.raises(M4castError, match=rf"cannot use the location {place}/_checkpoints \(.+\): {fix}"):
+        run(spark, Ingest({"nodes": nodes}, place, ("orders",)))
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         ([], "no node is named"),

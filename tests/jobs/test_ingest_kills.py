@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from m4cast.jobs.ingest import Ingest, run
 from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.deliveries import DELIVERIES
 from m4cast.schemas.tables.events import events_table
+from tests.jobs.direct.test_worker_kills import processes_below
 from tests.processes.clusters import running_cluster
 from tests.processes.load import KeyedPublisher
 
@@ -32,15 +33,16 @@ MICRO_BATCHES_PER_LIFE = 4
 """About as many as there are rows for between two deaths: a death waits for up to three of them."""
 INTERPRETED = ("spark.sql.codegen.wholeStage=false", "spark.sql.codegen.factoryMode=NO_CODEGEN")
 """A process that lives for a few micro-batches would spend most of its time compiling."""
-DEATHS = ("offsets", "commits", "_delta_log")
-"""In which folder a new file is its death: a micro-batch is planned, it is done, or Delta has it and Spark not yet."""
+DEATHS = ("offsets", "data", "_delta_log", "commits")
+"""In which folder a new file is its death: a micro-batch is planned, its rows are written, Delta has them and Spark not
+yet, or it is done. The first three have more to repair."""
 TIMEOUT_S = 240.0
 POLL_S = 0.005
 
 
 @contextmanager
-def ingesting(cluster: LocalCluster, folder: Path, micro_batch_rows: int) -> Iterator[None]:
-    """A process that ingests until it is killed, with all that it started."""
+def ingesting(cluster: LocalCluster, folder: Path, micro_batch_rows: int, *, with_workers: bool) -> Iterator[None]:
+    """A process that ingests until it is killed, with its JVM; with its Python workers, too, or they see the end."""
     nodes = [word for name in cluster.names() for word in ("--node", cluster.node(name).door)]
     words = [sys.executable, "-m", "m4cast", "ingest", *nodes, "--tables", str(folder), "--continuous"]
     words += ["--interval-s", "0", "--max-rows", str(micro_batch_rows), "--spark-log", str(folder.parent / "log")]
@@ -51,20 +53,42 @@ def ingesting(cluster: LocalCluster, folder: Path, micro_batch_rows: int) -> Ite
         yield
         assert process.poll() is None, (folder.parent / "said").read_text()[-3000:]
     finally:
+        workers = [pid for pid, _ in processes_below(process.pid)] if with_workers else []
         os.killpg(process.pid, signal.SIGKILL)
+        for pid in workers:  # pyspark.daemon has a group of its own
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait(TIMEOUT_S)
 
 
-def wait_for_news(where: Path, files: int, said: Path) -> None:
-    """Until there are more files in the folder."""
+def wait_for_news(where: Path, last: int, said: Path) -> None:
+    """Wait until the folder has later files."""
     deadline = time.monotonic() + TIMEOUT_S
-    while count_of(where) <= files:
+    while last_of(where) <= last:
         assert time.monotonic() < deadline, f"nothing new in {where}:\n{said.read_text()[-3000:]}"
         time.sleep(POLL_S)
 
 
-def count_of(where: Path) -> int:
-    return sum(1 for path in where.glob("*") if path.name[0] != "." and path.suffix != ".crc")
+def last_of(where: Path) -> int:
+    """The greatest number in the names of files: of old ones, Spark keeps a hundred. Data files are counted instead."""
+    names = [path.name.partition(".")[0] for path in where.glob("*")]
+    numbers = [int(name) for name in names if name.isdecimal()]
+    return max(numbers, default=-1) + sum(name.startswith("part-") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("names", "last"),
+    [
+        ((), -1),
+        (("98", "99", "100", ".101.crc", ".102.tmp"), 100),
+        (("00000000000000000049.json", "00000000000000000050.checkpoint.parquet", "_last_checkpoint"), 50),
+        (("part-1.snappy.parquet", "part-2.snappy.parquet", "_delta_log"), 1),
+    ],
+)
+def test_the_last_file_is_known_though_old_ones_are_removed(tmp_path: Path, names: tuple[str, ...], last: int) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    assert last_of(tmp_path) == last
 
 
 @pytest.mark.parametrize(
@@ -79,6 +103,7 @@ def test_no_row_is_lost_or_doubled(spark: SparkSession, tmp_path: Path, kills: i
     table = events_table(TOPIC, StructType())
     plan = Ingest({}, str(folder))
     places = {
+        "data": Path(table.path(str(folder))),
         "_delta_log": Path(table.path(str(folder))) / "_delta_log",
         **{name: Path(plan.shared_checkpoint) / name for name in ("offsets", "commits")},
     }
@@ -98,8 +123,8 @@ def test_no_row_is_lost_or_doubled(spark: SparkSession, tmp_path: Path, kills: i
 
         for number in range(kills):
             death = places[DEATHS[number % len(DEATHS)]]
-            with ingesting(cluster, folder, micro_batch_rows):
-                before = count_of(death)
+            with ingesting(cluster, folder, micro_batch_rows, with_workers=number % 2 == 1):
+                before = last_of(death)
                 publish_slice()
                 wait_for_news(death, before + rng.randrange(3), tmp_path / "said")
         publish_slice()

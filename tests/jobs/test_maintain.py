@@ -22,7 +22,7 @@ from m4cast.cluster.local import LocalCluster
 from m4cast.jobs import ingest
 from m4cast.jobs.feeds.feed import FeedState
 from m4cast.jobs.ingest import Ingest
-from m4cast.jobs.maintain import _delete, keep_days_of, run
+from m4cast.jobs.maintain import _delete, _vacuumed, keep_days_of, run
 from m4cast.jobs.table_folder import CHANGES_MAX, TableFolder
 from m4cast.overlay.errors import M4castError
 from m4cast.schemas.tables.deliveries import DELIVERIES
@@ -167,9 +167,12 @@ def test_replaced_files_are_kept_as_long_as_was_asked(spark: SparkSession, maint
     for hours, is_kept in ((9 * 24, False), (11 * 24, True), (9 * 24, False)):
         left_over.write_bytes(b"no version needs it")
         os.utime(left_over, (ten_days_ago_s, ten_days_ago_s))
-        run(spark, maintained, vacuum_hours=hours)
+        (done,) = run(spark, maintained, vacuum_hours=hours)
         assert left_over.exists() == is_kept, f"{hours} hours"
+        assert done.files_vacuumed == (0 if is_kept else 1)
     name = EVENTS.quoted(maintained)
+    spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('x' = 'another commit')")
+    assert [_vacuumed(spark, name, versions) for versions in (0, 1, 2)] == [0, 0, 1]
     before = TableFolder(spark, maintained).version(EVENTS)
     run(spark, maintained, vacuum_hours=40 * 24)
     shown = {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}

@@ -1,4 +1,4 @@
-"""Who would have been notified: the job against what clients get at the doors."""
+"""The job that tells who would have been notified, against what clients get at the doors."""
 
 import json
 import time

@@ -21,9 +21,18 @@ from m4cast.schemas.tables.ordering_gaps import ORDERING_GAPS
 from m4cast.schemas.tables.roster import ROSTER
 from tests.jobs.frames import deliveries_frame, roster_frame, values
 from tests.jobs.gaps_by_hand import Range, gaps_by_hand
-from tests.jobs.scenarios import BEGIN, Membership, Record, scenario
+from tests.jobs.scenarios import BEGIN, Membership, Record, Scenario, scenario
 
-SCENARIOS = [scenario(number) for number in range(200)]
+
+def partly_selective(number: int) -> Scenario:
+    """One topic of every fourth scenario is selective."""
+    made = scenario(number)
+    if number % 4 == 3:
+        made.records = [replace(each, spread="selective") if each.topic == "u" else each for each in made.records]
+    return made
+
+
+SCENARIOS = [partly_selective(number) for number in range(200)]
 WITHIN = ("scenario",)
 LONG_AGO_S = BEGIN.timestamp()
 TIME_ZONE = "spark.sql.session.timeZone"
@@ -48,7 +57,7 @@ def rows(*frames: DataFrame) -> set[tuple[object, ...]]:
 def test_the_scenarios_have_what_they_are_for() -> None:
     found = {(each[1], each[5], each[8]) for each in by_hand()}
     kinds = (("stream", "HELD"), ("stream", "SKIPPED"), ("stream", "REPAIRED"), ("stream", "EXPECTED"))
-    for line, state in (*kinds, ("origin", "MISSING")):
+    for line, state in (*kinds, ("origin", "MISSING"), ("origin", "SKIPPED")):
         assert (line, state, False) in found
     assert {("stream", "MISSING", False), ("stream", "MISSING", True)} <= found
     assert {each[14] for each in by_hand() if each[5] == "HELD"} > {0, 1}, "no duplicates"
@@ -61,7 +70,7 @@ def test_scenarios_as_by_hand(spark: SparkSession) -> None:
 
 
 def test_in_steps_as_in_one_go(spark: SparkSession) -> None:
-    """What a run leaves is all that the next one needs."""
+    """A run leaves all that the next one needs."""
     records = [(each.number, record) for each in SCENARIOS for record in each.records]
     repaired: set[tuple[object, ...]] = set()
     present: DataFrame | None = None
@@ -120,13 +129,16 @@ def test_ranges_that_overlap_as_they_like(spark: SparkSession, spans: list[Spans
 
 
 def test_runs_keep_the_table_up_to_date(spark: SparkSession, tmp_path: Path) -> None:
-    """New records, a node that comes late with all of its own, and receipts of rows that nobody has."""
+    """New records, a node that comes late with all of its own, and receipts of rows that nobody has. Then a hole of
+    another node is filled: what was repaired before stays."""
     folder = str(tmp_path / "tables")
     tables = TableFolder(spark, folder)
     tables.ensure(DELIVERIES)
     one = next(each for each in SCENARIOS if len({record.node_id for record in each.records}) >= 3)
+    *torn, filling = (replace(each, node_id="m") for each in line_of([(1, 4, False), (11, 4, False), (6, 4, False)]))
     first = [record for record in one.records if record.delivery in (1, 2, 5)]
     second = [record for record in one.records if record not in first]  # 3 and 4 come late
+    first += torn
 
     def table() -> set[tuple[object, ...]]:
         return values(tables.read(ORDERING_GAPS), *Range._fields)
@@ -146,12 +158,14 @@ def test_runs_keep_the_table_up_to_date(spark: SparkSession, tmp_path: Path) -> 
     kept.write_text(receipt.to_json(), encoding="utf-8")
     os.utime(kept, (LONG_AGO_S, LONG_AGO_S))  # older than the run before, which did not look at receipts
     summary = ordering_gaps.run(spark, folder, receipts=str(receipts))
-    assert table() == gaps_by_hand(one.records, {(stream.origin, stream.topic): 5_000})
+    assert table() == gaps_by_hand([*one.records, *torn], {(stream.origin, stream.topic): 5_000})
     assert not summary.run.is_full and summary.run.records >= len(second)
     kept.unlink()
 
     another = Receipt("sink", "q", 2, "q/2", BEGIN, (replace(lost, topic="another"),))
     (receipts / another.file_name).write_text(another.to_json(), encoding="utf-8")
+    tables.append(DELIVERIES, deliveries_frame(spark, [(0, filling)]).drop("scenario"))
+    records = [*one.records, *torn, filling]
     zone = spark.conf.get(TIME_ZONE)
     spark.conf.set(TIME_ZONE, "America/New_York")
     try:
@@ -159,12 +173,12 @@ def test_runs_keep_the_table_up_to_date(spark: SparkSession, tmp_path: Path) -> 
     finally:
         spark.conf.set(TIME_ZONE, zone or "UTC")
     both = {(stream.origin, stream.topic): 5_000, (stream.origin, "another"): 5_000}
-    assert table() == gaps_by_hand(one.records, both), "the table remembers what the first receipt told"
+    assert table() == gaps_by_hand(records, both), "the table remembers what the first receipt told"
     assert summary.unaccounted >= 4_000 and summary.run.verdict == "INCOMPLETE"
     assert f"{summary.unaccounted} rows were published without a record" in summary.text
 
     summary = ordering_gaps.run(spark, folder, full=True)
-    assert table() == gaps_by_hand(one.records)
+    assert table() == gaps_by_hand(records)
     assert tables.read(AUDIT_RUNS).count() == 4
 
 

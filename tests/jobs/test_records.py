@@ -49,7 +49,8 @@ def test_every_delivery_record_and_every_node_is_there_once(
 def test_both_engines_make_equal_tables_of_deliveries(
     spark: SparkSession, cluster: LocalCluster, nodes: str, topic: str, folder: str
 ) -> None:
-    """Also when one continues what the other began, though it was killed before Spark noted its last micro-batch."""
+    """The same, even when one continues what the other began, which was killed before Spark noted its last
+    micro-batch."""
     plans = [
         Ingest({"nodes": nodes}, f"{folder}/{name}", kinds=("deliveries",), max_rows=5_000, engine=name)
         for name in ENGINES

@@ -23,7 +23,7 @@ from tests.overlay.bridge.test_values import COLUMNS, avro_batch, json_batch
 
 
 def rows_of(seed: int) -> pa.Table | None:
-    """What the bridge makes of one random batch, for a column of a random type: a column by itself for each type."""
+    """One random batch as the bridge makes it, with a column of each type."""
     chance = random.Random(seed)
     codec, records, _ = chance.choice((json_batch, avro_batch))(chance)
     at = chance.randrange(len(COLUMNS))
@@ -50,7 +50,7 @@ def test_values_of_records_are_the_same_in_delta(
 
 
 def plain(column: pa.ChunkedArray) -> list[Any]:
-    """As Python has it. Delta has no times of day: they are text there."""
+    """A value as Python has it. Delta has no times of day: they are text there."""
     if types.is_time(column.type):
         column = pa.chunked_array([[at and f"{at:%H:%M:%S}.{at.microsecond:06}" for at in column.to_pylist()]])
     if types.is_string(column.type):

@@ -243,7 +243,7 @@ def test_a_config_cannot_be_changed() -> None:
 
 
 def expected_file(config_class: ConfigClass, table: str, intro: str) -> str:
-    """What the file of a config says: every setting with its default and its facts, in the order of the code."""
+    """The text of a config file: every setting with its default and its facts, in the order of the code."""
     paragraphs = [f"{comment(intro, hang='')}\n#\n{comment(LEGEND, hang='')}\n\n[{table}]\n"]
     for f in fields(config_class):
         facts = facts_of(f)
@@ -272,10 +272,10 @@ def toml(value: object) -> str:
 
 
 CLUSTER_INTRO = (
-    "Settings that must be the same on every node of a channel. A node with others is refused when it calls, and told "
-    "which one differs."
+    "Settings that must be the same on every node of a channel. A node with different ones is refused when it "
+    "connects, and the refusal names each setting that differs."
 )
-NODE_INTRO = "Settings of one node; the others need not know them."
+NODE_INTRO = "Settings of one node; those of other nodes may differ."
 LEGEND = (
     'Every setting is shown with its default. "Cost" is what raising or changing it costs. "Default from" is "seed" '
     '(the broadcast channel whose description this one follows), "measured" (a benchmark) or "guess" (reasoned, not '

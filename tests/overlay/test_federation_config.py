@@ -75,6 +75,7 @@ def test_a_gatekeeper_has_its_tables_beside_those_of_its_node(tmp_path: Path) ->
         ("[federation]\nlisten = '0.0.0.0:1'", "stands for all addresses of the host.*set advertise"),
         ("[federation]\ngateways = []", r"gateways: are \[\[gateway\]\] tables"),
         ("[federation]\n[[gateway]]\nexport = ['a']", r"\[\[gateway\]\] export = .*did you mean exports\?"),
+        ("[federation]\nhosts_refused = ['']", "hosts_refused = .*beginnings of addresses"),
         ("[federation]\n[[gateway]]\nimports = ['*']", "imports = .*each by its name"),
         ("[federation]\n[[gateway]]\nlevel = 2", "level = 2: the federation has top = 1"),
         ("[federation]\n[[gateway]]\nbegin = 'soon'", '"earliest" or a time such as'),
@@ -88,6 +89,6 @@ def test_a_gatekeeper_has_its_tables_beside_those_of_its_node(tmp_path: Path) ->
         ("[federation]\n[gateway]\nlevel = 1", r"\[\[gateway\]\] a list of tables: write them so"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_federation_settings_are_reported(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_federation(write(tmp_path, text))

@@ -81,7 +81,7 @@ def test_a_code_is_found_however_it_is_raised() -> None:
 
 
 def test_who_repeats_what() -> None:
-    """Whoever changes one of these sets changes what clients, connectors and bridges do."""
+    """A change to one of these sets changes what clients, connectors and bridges do."""
     assert {
         *("behind", "busy", "internal", "missing", "not-ready", "stopping", "store", "unknown-topic")
     } == READ_ELSEWHERE

@@ -40,7 +40,7 @@ class Campaigns:
         return self._folder / f"{scenario}{length.replace(' ', '-')}.log"
 
     def outcome(self, scenario: str, length: str) -> dict[str, Any]:
-        """What the run reports when it has ended; fails as it did."""
+        """The report of the run when it has ended; fails as the run did."""
         process, until_s = self._runs[scenario, length]
         output = self._output(scenario, length)
         try:

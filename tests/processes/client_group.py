@@ -30,13 +30,13 @@ class GroupFollower(threading.Thread):
         self._is_back = self._file.exists()
         kept: dict[str, Any] = json.loads(self._file.read_text()) if self._is_back else {"rows": 0, "restarts": -1}
         self.rows, self.restarts = kept["rows"], kept["restarts"] + 1
+        if self._is_back and self._keeps_position:
+            self.client.position = kept["position"]  # then it needs nothing from its former access point
         self.client.connect(create=not self._is_back)
         if not self._is_back:
             self.client.subscribe("load", "number >= 0" if number % 2 else None, start="earliest")
             self.client.subscribe("load", "number < 500", name="few")
             self.client.save()
-        elif self._keeps_position:
-            self.client.position = kept["position"]
         self._keep()
         self.last: int | None = None
         """The last row there will be, once that is known."""

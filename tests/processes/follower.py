@@ -37,7 +37,7 @@ class Follower(threading.Thread):
         self.rows += batch.num_rows
 
     def lacking(self, end: Frontier) -> str:
-        """What did not come yet of the rows before `end`; empty when all did."""
+        """The rows before `end` that have not arrived yet; empty when all have."""
         if self.error is not None:
             raise self.error
         for topic, origins in end.items():

@@ -1,4 +1,4 @@
-"""What the stores of stopped nodes recorded, replayed before the simulator's checkers.
+"""Records in the stores of stopped nodes, replayed before the simulator's checkers.
 
 Every store's delivery records are replayed, in the order of arrival, into a simulated disk of a simulated place. That
 feeds `Numbers`, `Order` and `ExactlyOnce` with each batch and delivery, and `unsettled_logs` with the disks. The others

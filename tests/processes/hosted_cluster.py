@@ -54,11 +54,11 @@ class HostedCluster(LocalCluster):
         self.hosts.set_address(self.host(name), self._address(name))
 
     def change_address_back(self, name: str) -> None:
-        """To the one that the node tells others."""
+        """Give the host again the address that the node tells others."""
         self.hosts.set_address(self.host(name), self.node(name).listen.rpartition(":")[0])
 
     def advertise_new_address(self, name: str) -> None:
-        """From its next start on, the node tells the address that its host has."""
+        """Let the node, from its next start on, tell the address that its host has."""
         moved = replace(self.node(name), listen=f"{self._address(name)}:{LINK_PORT}")
         self.plan = replace(self.plan, nodes=tuple(moved if node.name == name else node for node in self.plan.nodes))
         self._save()
@@ -67,7 +67,7 @@ class HostedCluster(LocalCluster):
         return address_of(self.host(name), self._address_numbers[name])
 
     def unsettled(self) -> str:
-        """Why these nodes are not one channel as it should be; empty when they are."""
+        """The reason why these nodes are not one channel as it should be; empty when they are."""
         views = self.look()
         silent = [view.name for view in views if not view.status]
         if silent:
@@ -91,7 +91,7 @@ class HostedCluster(LocalCluster):
         return "" if len(reached) == len(views) else f"{sorted(reached)} are apart from the others"
 
     def check_graph(self) -> None:
-        """What holds always, by the nodes' own words: at most `degree` neighbours, and never oneself."""
+        """Check what always holds, by the nodes' own reports: at most `degree` neighbours, and never oneself."""
         for view in self.look():
             if view.status:
                 mine = [each["node_id"] for each in view.status["neighbours"]]

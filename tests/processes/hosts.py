@@ -39,7 +39,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def why_not() -> str:
-    """What this machine lacks for hosts; empty when it has all."""
+    """The things that this machine lacks for hosts; empty when it has all."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     return "" if TUN.exists() else f"network namespaces are joined by TUN devices, and there is no {TUN}"
@@ -98,13 +98,13 @@ class Hosts:
         return f"/proc/{os.getpid()}/fd/{self._namespaces[host]}"
 
     def set_weather(self, lines: Sequence[tuple[int, int]], weather: Weather) -> None:
-        """On lines (from host, to host)."""
+        """Set the lines (from host, to host)."""
         assert self._wire.stdin is not None
         self._wire.stdin.write(change_words(lines, weather))
         self._wire.stdin.flush()
 
     def set_address(self, host: int, address: str) -> None:
-        """In place of the one it has; connections of that one are dead, and nobody is told."""
+        """Replace the host's address; connections of the old one are dead, and no node is told."""
         _check(_libc.setns(self._namespaces[host], CLONE_NEWNET), "setns")
         try:
             _set_address(DEVICE, address, "255.255.0.0")

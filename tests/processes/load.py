@@ -79,7 +79,7 @@ class Publisher(threading.Thread):
     def _publish(self) -> None: ...
 
     def wait_for(self, rows: int, timeout_s: float = GIVE_UP_S) -> None:
-        """Until so many rows are acknowledged."""
+        """Wait until so many rows are acknowledged."""
         with self._came:
             done = self._came.wait_for(lambda: self.rows >= rows or self.error is not None, timeout_s)
         if self.error is not None:
@@ -216,7 +216,7 @@ class _Call:
         self._came = threading.Condition()
 
     def run(self, enough: threading.Event) -> int:
-        """Until there is enough or it breaks; the first row that was not acknowledged."""
+        """Publish until there is enough or it breaks; returns the first row that was not acknowledged."""
         written: deque[int] = deque([0])
         listener: threading.Thread | None = None
         with self._client:

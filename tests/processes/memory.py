@@ -1,4 +1,4 @@
-"""How much anonymous memory (RssAnon) nodes have at most, looked at again and again while something happens."""
+"""Peak of anonymous memory (RssAnon) of nodes, sampled while something happens."""
 
 import threading
 from types import TracebackType

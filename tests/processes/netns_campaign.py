@@ -81,7 +81,7 @@ clock = Clock()
 
 @dataclass
 class Outcome:
-    """What a run did."""
+    """The results of a run."""
 
     seed: int
     faults: dict[str, int] = field(default_factory=dict)
@@ -198,7 +198,7 @@ def healed(cluster: HostedCluster, publishers: list[Publisher]) -> tuple[float, 
 
 
 def wait(what: str, lacking: Callable[[], str], start_s: float) -> float:
-    """Until nothing is lacking; how long after the start that is."""
+    """Wait until nothing is missing; returns how long after the start that is."""
     while still := lacking():
         if clock() > start_s + HEAL_MAX_S:
             raise AssertionError(f"{what} not within {HEAL_MAX_S:g} s: {still}")
@@ -207,7 +207,7 @@ def wait(what: str, lacking: Callable[[], str], start_s: float) -> float:
 
 
 def rows_lacking(cluster: HostedCluster, end: Frontier) -> str:
-    """Who has not got all rows before `end`; empty when all have."""
+    """The nodes that lack rows before `end`; empty when none does."""
     for name in cluster.names():
         try:
             has = cluster.channel(name).frontier(list(end))
@@ -232,7 +232,7 @@ def want_selected(cluster: HostedCluster) -> None:
 
 
 def selected_lacking(cluster: HostedCluster, publisher: SelectedPublisher, name: str) -> str:
-    """What the node still lacks of the acknowledged rows that it wants. What it has must be right already."""
+    """The acknowledged rows that the node wants and still lacks. The rows that it has must be right already."""
     try:
         rows = cluster.channel(name).read(SELECTED_TOPIC, where=WANTED)
     except M4castError as error:

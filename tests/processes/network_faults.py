@@ -144,7 +144,7 @@ class NetworkFaults:
                 self._cluster.change_address_back(fault.node)
 
     def _set_lines(self, lines: Lines) -> None:
-        """To what all faults together make of them."""
+        """Change the line to the effect of all faults together."""
         by_weather: dict[Weather, Lines] = {}
         for line in lines:
             weather = FINE

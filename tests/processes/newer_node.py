@@ -22,7 +22,7 @@ _EXTENSIONS_AT = _HEADER_BYTES + 11
 
 
 def encode_newer(message: Any, channel: int = 0) -> bytes:
-    """As docs/PROTOCOL.md has it: the list of extensions ends the body, and is under its checksum."""
+    """The layout of docs/PROTOCOL.md: the list of extensions ends the body, and is under its checksum."""
     frame = bytearray(encode(message, channel) + _WRITTEN)
     written = int.from_bytes(frame[_EXTENSIONS_AT : _EXTENSIONS_AT + 2], "little") + len(_WRITTEN)
     frame[_EXTENSIONS_AT : _EXTENSIONS_AT + 2] = written.to_bytes(2, "little")

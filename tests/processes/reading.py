@@ -1,4 +1,4 @@
-"""What the nodes of a cluster have: all rows by topic and place, read by Flight; and what their stores recorded."""
+"""Contents of the nodes of a cluster: all rows by topic and place, read by Flight; and what their stores recorded."""
 
 from typing import Any
 
@@ -86,7 +86,7 @@ def assert_recorded_once(cluster: LocalCluster, name: str) -> None:
 
 
 def open_store(cluster: LocalCluster, name: str) -> Store:
-    """Of a node that does not run."""
+    """The records of a stopped node."""
     conf = load_cluster(cluster.folder / name / "node.toml")
     channel = ChannelName(conf.channel_type, conf.channel_instance)
     return Store.open(cluster.store(name), channel, Callbacks(lambda _: None, lambda *_: None, lambda _: None))

@@ -83,7 +83,7 @@ def want_countries(federation: LocalFederation) -> dict[str, str]:
 def test_gatekeepers_die_stop_and_are_cut_off_and_every_row_comes_once_and_in_order(
     tmp_path: Path, nodes: int, rounds: int, away_s: float
 ) -> None:
-    """Of imported topics at every node, of the selective one at its takers."""
+    """The rows of imported topics at every node, and of the selective one at its takers."""
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -117,7 +117,7 @@ def test_gatekeepers_die_stop_and_are_cut_off_and_every_row_comes_once_and_in_or
 
 
 def comes_everywhere(federation: LocalFederation, name: str, publisher: KeyedPublisher) -> None:
-    """What was published at a channel is at every node of all, once and in order."""
+    """Every row published in a channel is at every node of all channels, once and in order."""
     topic = publisher.topic
     there = frontier(federation, name, "n2", topic)
     assert sum(there.values()) - len(there) == publisher.rows
@@ -180,7 +180,10 @@ def test_the_command_makes_a_federation_and_shows_its_units(tmp_path: Path, monk
     [
         ("x = 1", "unknown"),
         ("[[channel]]\nname = 'a'\nexport = []", "has \\['export'\\]; known are"),
-        ("[[channel]]\nname = 'a'\n[[gateway]]\nfrom = 'a.1'\nto = 'b.1'", "no \\[\\[channel\\]\\] is called"),
+        (
+            "[[channel]]\nname = 'a'\n[[gateway]]\nfrom = 'a.1'\nto = 'b.1'",
+            "names \\['b'\\], but no such \\[\\[channel\\]\\]",
+        ),
         ("[[channel]]\nname = 'a'\n[[gateway]]\nfrom = 'a.2'\nto = 'a.1'", "names a.2, but a has nodes = 1"),
         ("[[channel]]\nname = 'a'\n[[gateway]]\nfrom = 'a'\nto = 'a.1'", "NAME.NUMBER"),
         (

@@ -38,7 +38,7 @@ def test_a_newer_node_joins_and_works_both_ways(tmp_path: Path) -> None:
 
 
 def neighbours(cluster: LocalCluster) -> int:
-    """Of n4, as the others tell."""
+    """The number of n4's neighbours, as these report it."""
     address = cluster.node("n4").listen
     told = [cluster.channel(name).status()["neighbours"] for name in cluster.running()]
     return sum(neighbour["address"] == address for each in told for neighbour in each)

@@ -42,7 +42,7 @@ class Wanderer:
             self.client.subscribe(topic, name=topic, start="earliest")
 
     def wander(self, is_over: Event, rows: dict[str, int]) -> None:
-        """Until it has all rows that there are in the end."""
+        """Wait until it has all rows that there are in the end."""
         at = 0
         while not (is_over.is_set() and all(len(self.had[topic]) >= count for topic, count in rows.items())):
             left = self._random.randrange(1, 6)

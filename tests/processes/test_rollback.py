@@ -18,7 +18,7 @@ ALONE = {"n1": "founded the channel", "n3": "no portal answers"}
 
 
 def refusal(channel: Channel) -> str:
-    """Why a publish is refused; empty if it is not, and while the node does not answer yet."""
+    """The reason why a publish is refused; empty if it is not, and while the node does not answer yet."""
     try:
         channel.publish("early", rows_of(0, 1))
     except UnreachableError:

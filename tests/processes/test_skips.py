@@ -57,7 +57,7 @@ def late_in_a_common_restart(cluster: LocalCluster) -> None:
 
 
 def pass_time(seconds: float) -> None:
-    """What is tested is that nothing happens meanwhile: there is no event to wait for."""
+    """Waits for a while, because the test is that nothing happens: there is no event to wait for."""
     end = time.monotonic() + seconds
     until(lambda: time.monotonic() >= end, "time passes")
 

@@ -55,7 +55,7 @@ def test_a_stopped_node_does_not_hold_up_the_others_and_catches_up(
 
 
 def until_caught_up(cluster: LocalCluster, name: str, publishers: list[UnkeyedPublisher]) -> None:
-    """Until the node has what was published when it is first asked, and once more: it keeps up then."""
+    """Wait until the node has what was published when it is first asked, and once more: it keeps up then."""
     for _ in range(2):
         until_delivered(cluster, sum(publisher.rows for publisher in publishers), [name])
 

@@ -18,7 +18,7 @@ def line(**weather: float) -> tuple[Line, Counter[str]]:
 
 
 def dues(made: Line) -> list[float]:
-    """Of packets a millisecond apart, those that arrive."""
+    """The packets that arrive, of packets a millisecond apart."""
     found = (made.due(SIZE, number / 1000) for number in range(PACKETS))
     return [due for due in found if due is not None]
 

@@ -119,7 +119,7 @@ def _next_child() -> dict[str, Any] | None:
 
 
 def _become(words: list[str], log: str, folder: str, environment: dict[str, str], network: str | None) -> None:
-    """In the child: all that `DetachedProcess.spawn` would have given to a new process."""
+    """Runs in the child: everything that `DetachedProcess.spawn` would have given to a new process."""
     os.setsid()
     if network is not None:
         enter_network(network)

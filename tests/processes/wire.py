@@ -42,7 +42,7 @@ HOST_BYTE = 18
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """How a line is. The default is a fine day."""
+    """The quality of a line. The default has no faults."""
 
     delay_ms: float = 0
     jitter_ms: float = 0
@@ -82,7 +82,7 @@ class Line:
         self._last_due_s = 0.0
 
     def due(self, size: int, now_s: float) -> float | None:
-        """When a packet that is sent now arrives; None: it is lost."""
+        """The time at which a packet that is sent now arrives; None: it is lost."""
         weather = self.weather
         if weather.cut:
             return self._lost("cut")
@@ -122,7 +122,7 @@ class Wire:
             self._selector.register(device, selectors.EVENT_READ, host)
 
     def run(self, control: int) -> None:
-        """Until the control ends."""
+        """Run until the control ends."""
         os.set_blocking(control, False)
         self._selector.register(control, selectors.EVENT_READ, None)
         said = b""
@@ -181,7 +181,7 @@ class Wire:
 
 
 def change_words(lines: Sequence[tuple[int, int]], weather: Weather) -> bytes:
-    """What the wire understands on its standard input."""
+    """The commands of the wire on its standard input."""
     return json.dumps({"lines": lines, "weather": asdict(weather)}).encode() + b"\n"
 
 

@@ -268,7 +268,7 @@ def test_a_pipe_of_them_is_read_as_well(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_what_is_no_such_file_is_said(tmp_path: Path, kind: str) -> None:
+def test_files_of_another_format_are_reported(tmp_path: Path, kind: str) -> None:
     (tmp_path / "input").write_text("tea")
     with pytest.raises(M4castError, match=rf"input: (is not|cannot be read as) {kind}"):
         list(tables(tmp_path / "input", kind))
@@ -335,7 +335,7 @@ def test_an_empty_array_is_no_rows(tmp_path: Path) -> None:
         ('[{"a": 1}, {"a": "x"}]', "element 2: "),
     ],
 )
-def test_what_is_wrong_with_an_array_is_said_with_its_element(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_arrays_are_reported_with_the_element(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(M4castError) as error:
         rows_of(tmp_path, text)
     assert said in str(error.value)

@@ -1,4 +1,4 @@
-"""What of a guessed type can be relied on."""
+"""Guarantees of guessed types."""
 
 import pyarrow as pa
 import pytest

@@ -55,7 +55,7 @@ def without_texts(avro: Any) -> Any:
 
 
 def statement_of(table: Table) -> str:
-    """Of version 1, without comments."""
+    """The schemas of version 1, without comments."""
     first = replace(table, columns=tuple(column for column in table.columns if column.since == 1), version=1)
     return re.sub(r"\s?COMMENT '(?:[^'\\]|\\.)*'", "", first.create_statement("/lake"))
 

@@ -1,5 +1,5 @@
-"""What the tests of bad peers share: a cluster's certificates, protected nodes, and hands that do not play by the
-rules. Everything is real sockets on loopback."""
+"""Parts that the tests of bad peers share: a cluster's certificates, protected nodes, and clients that break the rules.
+Everything is real sockets on loopback."""
 
 import asyncio
 import socket
@@ -48,7 +48,7 @@ class Certificates:
 
 
 def context(ca: Path, pair: Pair | None) -> ssl.SSLContext:
-    """As an attacker's: it shows what it has and verifies nothing but the authority."""
+    """An attacker's TLS: it shows what it has and verifies nothing but the authority."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made.check_hostname = False
     made.load_verify_locations(ca)
@@ -76,7 +76,8 @@ async def running_pair(
 
 
 async def still_works(nodes: list[Running]) -> None:
-    """What one publishes the other gets, whatever happened before; they know each other and nobody else."""
+    """Check that each gets what the other publishes, whatever happened before; they know each other and no other
+    node."""
     before = len(nodes[1].deliveries)
     await nodes[0].publish("t", b"still here")
     await nodes[1].until_delivered(before + 1)

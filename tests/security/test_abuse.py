@@ -43,17 +43,12 @@ RAW_DOOR_INPUTS = 300
 AT_ONCE = 50
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count, not paths
 
 
 def state(node: Running) -> object:
-    """What strangers must not change."""
+    """The facts that strangers must not change."""
     inner = node.driver.node
     streams = {stream.id: stream.next for stream in inner.holdings.streams.values()}
     known = [entry.address for entry in inner.roster.entries()]

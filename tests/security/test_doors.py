@@ -48,11 +48,6 @@ ROWS = [{"n": 1}, {"n": 2}]
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Served]:
     """A node with TLS and tokens."""
     folder = tmp_path_factory.mktemp("guarded")
@@ -229,7 +224,7 @@ def test_tokens_change_while_the_node_runs(tmp_path: Path) -> None:
         (f'[[token]]\nname = "a"\nsha256 = "{DIGEST}"\nraed = []', "token 'a': unknown field 'raed'"),
     ],
 )
-def test_tokens_that_make_no_sense_are_said(
+def test_invalid_tokens_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, message: str
 ) -> None:
     (tmp_path / "tokens.toml").write_text(written)
@@ -241,7 +236,7 @@ def test_tokens_that_make_no_sense_are_said(
         assert "hunter2" not in str(error.value)
 
 
-def test_tokens_that_are_not_there_are_said(tmp_path: Path) -> None:
+def test_missing_tokens_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml: cannot be read"):
         Tokens(f"file:{tmp_path / 'none.toml'}")
     with pytest.raises(ConfigError, match="the environment has no NO_SUCH_NAME"):
@@ -311,7 +306,7 @@ def test_a_reference_keeps_the_secret_out_of_the_pickle(
         ({"ca": "/no/such/ca"}, "/no/such/ca: cannot be read"),
     ],
 )
-def test_credentials_that_make_no_sense_are_said(given: dict[str, Any], message: str) -> None:
+def test_invalid_credentials_are_reported(given: dict[str, Any], message: str) -> None:
     with pytest.raises(LocalProtocolError, match=message):
         Channel(["127.0.0.1:1"], **given).topics()
 

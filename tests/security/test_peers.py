@@ -24,11 +24,6 @@ from tests.security.attackers import (
 )
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
 def test_rows_travel_over_tls(tmp_path: Path, certificates: Certificates) -> None:
     async def run() -> None:
         async with running_pair(tmp_path, certificates) as nodes:

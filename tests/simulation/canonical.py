@@ -120,7 +120,7 @@ def pieces(output: Output) -> Iterator[bytes]:
 
 
 def rows(append: Append) -> Iterator[bytes]:
-    """What the store writes, without the numbers that it gives to streams and payloads, kind by kind."""
+    """The writes of the store, without the numbers that it gives to streams and payloads, kind by kind."""
     for start in append.of(StartStream):
         yield b"start %d" % start.first_sequence + stream_key(start.stream)
     for write in append.writes:

@@ -5,7 +5,8 @@ python -m tests.simulation.soak --first 100200 --count 100      these alone
 python -m tests.simulation.soak --seed 7 --trace    seed 7, with the end of its trace when it fails
 python -m tests.simulation.soak --seed 7 --digest   one line: a digest of the whole trace
 
-Each seed is also one of the clients' campaign, with partitions and with places that freeze.
+Each seed is also one of the clients' campaign, with partitions and with places that freeze, and one of the campaign of
+federations, every other one of these with clients that roam.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import xxhash
 
 from m4cast.overlay.sim.campaign import SeedOutcome, run_seed
 from m4cast.overlay.sim.clients.campaign import run_clients_seed
+from m4cast.overlay.sim.federation.campaign import run_federation_seed
 from tests.simulation.canonical import SEEDS as CANONICAL_SEEDS
 from tests.simulation.canonical import Recorder
 
@@ -32,7 +34,7 @@ TRACE_LINES = 300
 
 
 class Attempt(NamedTuple):
-    """What became of a seed: picklable whatever happens, for pools of processes."""
+    """The outcome of a seed: picklable whatever happens, for pools of processes."""
 
     seed: int
     outcome: SeedOutcome | None
@@ -57,17 +59,30 @@ def attempt(seed: int) -> Attempt:
 
 
 def attempt_all(seed: int) -> Attempt:
-    """The same, and the clients of this seed."""
-    try:
-        run_clients_seed(seed, partitions=seed % 2 == 0, freezes=seed % 3 != 0)
-    except Exception as error:
-        return Attempt(seed, None, f"seed {seed} of clients: {type(error).__name__}: {error}", "")
+    """The same, and the clients and the federation of this seed."""
+    for of_what, run in CAMPAIGNS.items():
+        try:
+            run(seed)
+        except Exception as error:
+            return Attempt(seed, None, f"seed {seed} of {of_what}: {type(error).__name__}: {error}", "")
     return attempt(seed)
+
+
+def clients_seed(seed: int) -> object:
+    return run_clients_seed(seed, partitions=seed % 2 == 0, freezes=seed % 3 != 0)
+
+
+def federation_seed(seed: int) -> object:
+    return run_federation_seed(seed, roams=seed % 2 == 0, is_patient=True)
+
+
+CAMPAIGNS: dict[str, Callable[[int], object]] = {"clients": clients_seed, "federations": federation_seed}
 
 
 def replay(seed: int, trace: Callable[[str], None] | None) -> bool:
     try:
-        print(run_clients_seed(seed, partitions=seed % 2 == 0, freezes=seed % 3 != 0))
+        for run in CAMPAIGNS.values():
+            print(run(seed))
         print(run_seed(seed, trace))
     except Exception:
         traceback.print_exc()
@@ -76,7 +91,7 @@ def replay(seed: int, trace: Callable[[str], None] | None) -> bool:
 
 
 def digest(seed: int) -> str:
-    """Of every line of the run's trace."""
+    """The digest of every line of the run's trace."""
     running = xxhash.xxh3_128()
     lines = itertools.count()
 
@@ -89,7 +104,7 @@ def digest(seed: int) -> str:
 
 
 def broken_of(seeds: Iterable[int]) -> list[str]:
-    """What failed, and how to replay it, of these seeds."""
+    """The failures among these seeds, with the commands that replay them."""
     with get_context("spawn").Pool(2) as pool:
         return [each.broken for each in pool.imap_unordered(attempt, seeds, chunksize=4) if each.broken]
 

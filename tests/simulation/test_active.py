@@ -91,7 +91,7 @@ def test_active_names_all_that_are_present() -> None:
 
 
 def test_who_cannot_be_reached_yet_is_asked_as_soon_as_there_is_a_way() -> None:
-    """With the first registration of a channel nodes begin to state their versions, and so which routes there are."""
+    """Nodes begin to state their versions with the first registration of a channel, and so which routes there are."""
     world = channel(registered=False)
     watch = ActiveWatch(world)
     begun_ms = wait(world, world.up()[3], 100)

@@ -16,20 +16,33 @@ from tests.simulation.canonical import SEEDS as CANONICAL_SEEDS
 from tests.simulation.soak import Attempt, attempt
 
 SEEDS = int(os.environ.get("M4CAST_SEEDS", "1000"))
+NICE = 10
 
 REGRESSIONS: dict[int, str] = {
+    612: "a commit that asks for more acks than nodes take its rows was owed an answer, and is refused each time",
+    935: "a repeated commit of a former identity was owed an ack of a keeper, and it had no keepers left",
+    1023: "where a registration begins was asked for without end: the keeper had heard nothing of the stream",
     1611: "a repeated commit whose own batch was damaged was answered before a keeper had it",
     2539: "a neighbour with another history of the stream kept a damaged batch from being repaired",
     2903: "rows were given up that only a node kept which the others had never heard of",
+    100_014: "acknowledgements of keepers that had passed over a batch counted for it; its origin had lost it",
+    100_099: "a repeated commit of a former identity was to have more keepers than that had",
+    100_405: "nodes that heard late of rows that others gave up waited for their origin anew, for ten minutes",
+    100_450: "a node that was named had known the registration before it restarted",
+    100_476: "rows that a node had acknowledged were not in the older copy of its store, and their stream was silent",
+    700_624: "a node that went before its first beacon kept the rows of an origin for ever, in the view of others",
+    700_803: "rows were given up that nobody had: another node had a row of that number in another history",
 }
-"""Seed beyond the thousand -> what broke there once."""
+"""Seed -> what broke there once; run in any case."""
 
 
 @pytest.fixture(scope="module")
 def attempts() -> list[Attempt]:
-    # Spawned, so that no state of the test process is in a run; as many at once as a small machine has cores.
-    with get_context("spawn").Pool(2) as pool:
-        return list(pool.imap_unordered(attempt, [*range(SEEDS), *REGRESSIONS], chunksize=4))
+    # Spawned, so that no state of the test process is in a run; as many at once as a small machine has cores. They take
+    # what tests with a clock leave of these.
+    with get_context("spawn").Pool(2, initializer=os.nice, initargs=(NICE,)) as pool:
+        seeds = dict.fromkeys([*range(SEEDS), *REGRESSIONS])
+        return list(pool.imap_unordered(attempt, seeds, chunksize=4))
 
 
 def test_mixed_faults(attempts: list[Attempt]) -> None:
@@ -56,8 +69,8 @@ def test_half_of_the_seeds_have_registrations() -> None:
 
 
 def test_canonical_traces_are_those_that_were_written_down(attempts: list[Attempt]) -> None:
-    """If a change is meant, `python -m tests.simulation.canonical` prints the new ones: for a commit that says which
-    order or output it changes, and does nothing else."""
+    """A mismatch means that nodes behave differently. If that is intended, `python -m tests.simulation.canonical`
+    prints the new digests: for a commit that says which order or output it changes, and does nothing else."""
     written: dict[str, str] = json.loads(FIXTURE.read_text(encoding="utf-8"))
     assert list(written) == [str(seed) for seed in CANONICAL_SEEDS]
     found = {each.seed: each.canonical for each in attempts if each.seed in CANONICAL_SEEDS}

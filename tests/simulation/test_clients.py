@@ -18,16 +18,30 @@ from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.clients import access_point, state
 from m4cast.overlay.protocol.clients.access_point import Attachment, AttachRefusal, AttachRequest, SeenRow
 from m4cast.overlay.protocol.clients.memory import ClientMemory
-from m4cast.overlay.protocol.clients.state import Backfill, ClientProfile, ClientState, Frontier, Other, Sequences
+from m4cast.overlay.protocol.clients.state import (
+    Backfill,
+    ClientProfile,
+    ClientState,
+    Frontier,
+    Other,
+    Ranges,
+    Sequences,
+)
 from m4cast.overlay.sim.clients import world
-from m4cast.overlay.sim.clients.campaign import run_clients_seed
+from m4cast.overlay.sim.clients.campaign import ClientOutcome, run_clients_seed
 from m4cast.overlay.sim.clients.world import ClientPlace, ClientPortion, SimClient
 from tests.simulation.mutations import Mutations
 
 SEEDS = range(int(os.environ.get("M4CAST_SEEDS", "1000")) // 2)
 SEARCHED = range(3_000)
 
+
+def run_table_seed(seed: int) -> ClientOutcome:
+    return run_clients_seed(seed, partitions=seed % 2 == 0, has_table=True)
+
+
 mutation = Mutations("client_mutations.json", run_clients_seed, SEARCHED)
+table_mutation = Mutations("client_table_mutations.json", run_table_seed, SEARCHED)
 
 
 def test_every_client_gets_what_it_is_owed_once() -> None:
@@ -49,6 +63,23 @@ def test_places_that_freeze_and_go_on_with_what_they_knew_change_nothing_of_it()
     outcomes = [run_clients_seed(seed, partitions=seed % 2 == 0, freezes=True) for seed in seeds]
     assert outcomes[:10] != [run_clients_seed(seed) for seed in seeds[:10]]
     assert sum(outcome.migrations for outcome in outcomes) > 3 * len(seeds)
+
+
+def test_profiles_that_begin_with_what_stands_in_a_table_change_nothing_of_it() -> None:
+    seeds = range(len(SEEDS) // 2)
+    outcomes = [run_table_seed(seed) for seed in seeds]
+    assert sum(outcome.taken for outcome in outcomes) > 20 * len(seeds)
+    assert sum(outcome.migrations for outcome in outcomes) > 3 * len(seeds)
+
+
+REGRESSIONS = {
+    7001721: "who came back with an older state was covered as before, and a former place let go of its rows",
+}
+
+
+@pytest.mark.parametrize("seed", REGRESSIONS)
+def test_what_broke_a_long_run_of_everything_at_once_is_mended(seed: int) -> None:
+    run_clients_seed(seed, steps=1_000, partitions=True, freezes=True, has_table=True)
 
 
 def test_a_seed_runs_the_same_way_twice() -> None:
@@ -78,7 +109,7 @@ def sessions_are_ignored() -> Replaced:
 
 @mutation
 def the_position_moves_before_delivery() -> Replaced:
-    """What arrived counts as handed over."""
+    """Rows that arrived count as handed over."""
     receive = SimClient.receive
 
     def mutated(self: SimClient, portion: ClientPortion) -> None:
@@ -151,7 +182,7 @@ def fills_are_not_held() -> Replaced:
 
 @mutation
 def an_unfinished_fill_is_forgotten_by_later_ones() -> Replaced:
-    """When its profile goes, nobody gives what later fills had left to it."""
+    """The rows that later fills had left to a profile are given by none of them when it goes."""
 
     def mutated(self: Other, fill: Backfill) -> Iterator[Other]:
         yield self
@@ -192,10 +223,56 @@ def what_was_handed_out_counts_as_acknowledged() -> Replaced:
     yield world.ClientWorld, "connect", mutated
 
 
+@mutation
+def a_new_profile_acknowledges_what_was_handed_out() -> Replaced:
+    def mutated(self: ClientMemory, profile: ClientProfile, here: Sequences) -> None:
+        self.state = self.ahead = self.ahead.subscribed(profile, here)
+
+    yield ClientMemory, "subscribe", mutated
+
+
+@table_mutation
+def what_stood_is_every_row() -> Replaced:
+    """The fill does not say that it is of rows that stand."""
+
+    def mutated(profile: ClientProfile, ranges: Ranges, others: tuple[Other, ...], standing: object = None) -> Backfill:
+        return Backfill(profile, ranges, others)
+
+    yield state, "Backfill", mutated
+
+
+@table_mutation
+def the_main_line_begins_with_what_stood() -> Replaced:
+    """Rows that come later than what stood are given from the beginning."""
+
+    def mutated(self: ClientState, profile: ClientProfile, here: Sequences) -> ClientState:
+        return self.subscribed(replace(profile, standing=False), here)
+
+    yield ClientState, "_standing", mutated
+
+
+@table_mutation
+def what_stood_is_given_by_every_profile() -> Replaced:
+    subscribed = ClientState.subscribed
+
+    def mutated(self: ClientState, profile: ClientProfile, here: Sequences) -> ClientState:
+        found = subscribed(self, profile, here)
+        fills = tuple(replace(fill, others=()) if fill.standing is not None else fill for fill in found.fills)
+        return replace(found, fills=fills)
+
+    yield ClientState, "subscribed", mutated
+
+
 @pytest.mark.parametrize("name", mutation.names)
 def test_a_deliberate_bug_is_found(name: str) -> None:
     mutation.check(name)
 
 
+@pytest.mark.parametrize("name", table_mutation.names)
+def test_a_deliberate_bug_of_what_stands_is_found(name: str) -> None:
+    table_mutation.check(name)
+
+
 if __name__ == "__main__":
     print(json.dumps(mutation.search(), indent=2))
+    print(json.dumps(table_mutation.search(), indent=2))

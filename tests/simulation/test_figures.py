@@ -7,7 +7,7 @@ import pytest
 
 from m4cast.overlay.protocol.effects import Delivered, Leave, Output, Received, Trace
 from m4cast.overlay.protocol.roster import connectivity
-from m4cast.overlay.protocol.streams.spreading import PRUNE_AFTER
+from m4cast.overlay.protocol.streams.pruning import PRUNE_AFTER
 from m4cast.overlay.protocol.wire.batch import BatchFrame
 from m4cast.overlay.protocol.wire.messages import ConnectionRequestResp, EdgeProposalCall, EdgeProposalResp
 from m4cast.overlay.protocol.wire.selective import WireFrame
@@ -270,7 +270,7 @@ def test_the_sixth_node_makes_the_octahedron() -> None:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("how", ["leave", "crash"])
 def test_shrink_from_6_to_1_and_regrow(how: str, seed: int) -> None:
-    """In any order. Without a portal the last one cannot found the channel again: it seeks until one is back."""
+    """Leave in any order. Without a portal the last one cannot found the channel again: it seeks until one is back."""
     run = ScenarioRun(ScenarioPlan("grow", 6, 4, seed))
     assert run.join(6)
     world = run.world
@@ -299,7 +299,8 @@ def test_shrink_from_6_to_1_and_regrow(how: str, seed: int) -> None:
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_strict_portal_does_not_become_the_neighbour_of_those_it_brings_in(strict: bool) -> None:
-    """From the sixth node on. Without the setting, some of so many walks end at an edge of the portal they began at."""
+    """The setting matters from the sixth node on. Without it, some of so many walks end at an edge of the portal they
+    began at."""
     linked = 0
     for seed in range(5):
         run = ScenarioRun(ScenarioPlan("grow", 20, 4, seed), strict_portal=strict)
@@ -364,7 +365,7 @@ FIGURE_5F = ["AB", "AC", "AD", "AX", "BC", "BD", "BX", "CE", "CF", "DG", "DH", "
 def test_figure_5f_two_with_the_same_neighbours_in_a_larger_graph_are_repaired(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When X fails, A and B have the same neighbours and a hole each, as if there were four nodes; there are eight."""
+    """A and B have the same neighbours and a hole each when X fails, as if there were four nodes; there are eight."""
     monkeypatch.setattr(connectivity, "LOOKS_PER_BEACON", 0)  # else the graph, which is weak there, is mended before
     world = linked_world(FIGURE_5F, seed)
     world.crash(place_of(world, "X"), silent=False)

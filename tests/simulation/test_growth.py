@@ -133,6 +133,6 @@ def test_large_batches_published_all_at_once() -> None:
 @pytest.mark.parametrize("degree", [3, 4, 5])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_scenarios_keep_their_promises(scenario: str, degree: int, seed: int) -> None:
-    """With so many batches that every fault hits some of them on their way."""
+    """The run has so many batches that every fault hits some of them on their way."""
     report = simulate(ScenarioPlan(scenario, 20, degree, seed, messages=300))
     assert broken_promises(report) == []

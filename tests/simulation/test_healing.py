@@ -1,4 +1,5 @@
-"""What only looks like a failure, what a big one leaves of a channel, and how it becomes whole and strong again."""
+"""Failures that only look like ones, what a big failure leaves of a channel, and how it becomes whole and strong
+again."""
 
 from itertools import combinations
 
@@ -75,7 +76,7 @@ def strength(world: World) -> int | None:
 
 @pytest.mark.parametrize("degree", [3, 4, 5, 6])
 def test_up_to_12_nodes_survive_any_crash_of_one_less_than_their_neighbours(degree: int) -> None:
-    """As soon as the graph has been mended, which takes no longer than three beacons."""
+    """The graph is strong as soon as it has been mended, which takes no longer than three beacons."""
     for nodes in range(degree + 2, 13):
         for seed in (1, 2):
             run = ScenarioRun(ScenarioPlan("grow", nodes, degree, seed))
@@ -139,7 +140,7 @@ def test_without_a_passive_list_the_pieces_stay_apart() -> None:
 
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (3, 3), (9, 3), (10, 10), (4, 4, 4)])
 def test_a_split_network_heals_whatever_the_sizes_of_its_parts(sizes: tuple[int, ...]) -> None:
-    """For five minutes, with batches published on all sides."""
+    """The run takes five minutes, with batches published on all sides."""
     run = ScenarioRun(ScenarioPlan("partition", sum(sizes), seed=3))
     assert run.join(sum(sizes))
     places = run.world.up()
@@ -238,7 +239,7 @@ def test_flips_make_a_long_graph_round() -> None:
 
 
 def test_the_word_that_shuts_the_channel_down_reaches_everybody_and_it_comes_back_whole() -> None:
-    """With rows published until the last moment: none is lost, since each is on the disk of its node."""
+    """Rows are published until the last moment: none is lost, since each is on the disk of its node."""
     run = ScenarioRun(ScenarioPlan("grow", 16, messages=40))
     assert run.join(16)
     places = run.world.up()

@@ -20,6 +20,7 @@ from m4cast.overlay.protocol.interest.registrations import Registrations
 from m4cast.overlay.protocol.wire.interest import InterestNewsStmt
 from m4cast.overlay.sim.campaign import INTEREST_SEEDS, run_seed
 from tests.simulation.mutations import Mutations
+from tests.simulation.pinned import caught, found, passing, pinned
 from tests.simulation.soak import broken_of
 
 SEARCHED = range(INTEREST_SEEDS, INTEREST_SEEDS + 1_000)
@@ -110,23 +111,10 @@ def a_newer_own_entry_is_ignored() -> Iterator[tuple[type, str, Any]]:
     yield Interest, "_heard_own", lambda self, version: None
 
 
-def test_every_mutation_is_pinned_to_a_seed() -> None:
-    assert list(mutation.seeds) == mutation.names
-
-
-@pytest.mark.parametrize("name", mutation.names)
-def test_the_bug_is_caught(name: str) -> None:
-    mutation.check(name)
-
-
-@pytest.mark.parametrize("seed", sorted(set(mutation.seeds.values())))
-def test_without_a_bug_the_seed_passes(seed: int) -> None:
-    run_seed(seed)
-
-
-@pytest.mark.soak
-def test_every_bug_is_found_by_a_search() -> None:
-    assert [name for name, seed in mutation.search().items() if seed is None] == []
+test_every_mutation_is_pinned_to_a_seed = pinned(mutation)
+test_the_bug_is_caught = caught(mutation)
+test_without_a_bug_the_seed_passes = passing(mutation, run_seed)
+test_every_bug_is_found_by_a_search = found(mutation)
 
 
 @pytest.mark.soak

@@ -11,8 +11,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.effects import Append, Delivered, Published
 from m4cast.overlay.protocol.holdings import Stream
@@ -33,6 +31,7 @@ from m4cast.overlay.sim.campaign import run_seed
 from m4cast.overlay.sim.disk import Disk
 from tests.overlay.protocol.append_parts import batches_of, deliveries_of, publishers_of
 from tests.simulation.mutations import Mutations
+from tests.simulation.pinned import caught, found, passing, pinned
 
 SEEDS = 4_000
 """That a search goes through. The first thousand find all bugs but one, which takes a rare schedule."""
@@ -203,7 +202,7 @@ def parts_never_meet() -> Iterator[tuple[type, str, Any]]:
 
 @mutation
 def a_search_without_an_answer_makes_a_skip() -> Iterator[tuple[type, str, Any]]:
-    """Whoever is away for a moment is not asked."""
+    """A node that is away for a moment is not asked."""
     yield Inquiries, "look_again_at", lambda self, stream_id, sequence, candidates, now_ms: None
 
 
@@ -243,23 +242,10 @@ def damage_is_not_repaired() -> Iterator[tuple[type, str, Any]]:
     yield Repair, "found", lambda self, damaged, now_ms: None
 
 
-def test_every_mutation_is_pinned_to_a_seed() -> None:
-    assert list(mutation.seeds) == mutation.names
-
-
-@pytest.mark.parametrize("name", mutation.names)
-def test_the_bug_is_caught(name: str) -> None:
-    mutation.check(name)
-
-
-@pytest.mark.parametrize("seed", sorted(set(mutation.seeds.values())))
-def test_without_a_bug_the_seed_passes(seed: int) -> None:
-    run_seed(seed)
-
-
-@pytest.mark.soak
-def test_every_bug_is_found_by_a_search() -> None:
-    assert [name for name, seed in mutation.search().items() if seed is None] == []
+test_every_mutation_is_pinned_to_a_seed = pinned(mutation)
+test_the_bug_is_caught = caught(mutation)
+test_without_a_bug_the_seed_passes = passing(mutation, run_seed)
+test_every_bug_is_found_by_a_search = found(mutation)
 
 
 if __name__ == "__main__":

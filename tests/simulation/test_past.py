@@ -15,7 +15,7 @@ BOUND_MS = 60_000
 
 
 class Answers(Observer):
-    """What clients were told, and who reported a fork."""
+    """The answers to clients, and the nodes that reported a fork."""
 
     outputs = (Published, Refused, Trace)
 

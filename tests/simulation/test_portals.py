@@ -48,7 +48,7 @@ def test_a_crowd_that_knows_the_same_hosts_makes_one_channel(seed: int) -> None:
 
 
 class FirstCalls(Observer):
-    """At which port each node was first asked for the channel."""
+    """The port at which each node was first asked for the channel."""
 
     def __init__(self) -> None:
         self.asked: dict[str, str] = {}
@@ -116,7 +116,7 @@ def test_neighbours_with_empty_ports_come_about_and_are_mended_by_a_walk_for_bot
 
 
 class Founders(Observer):
-    """Who founded a channel, and who was refused for what."""
+    """The founders of channels, and the nodes that were refused with the reasons."""
 
     outputs = (Trace,)
 

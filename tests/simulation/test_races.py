@@ -87,7 +87,7 @@ class RacingChannel:
             self._wait(race)
 
     def _wait(self, race: Race) -> None:
-        """Until it is active; then publish at those who confirmed."""
+        """Wait until it is active; then publish at the nodes that confirmed."""
         span = node_of(race.subscriber).interest.history.lasting(race.registration)
         if span is None:
             return
@@ -137,6 +137,7 @@ class RacingChannel:
         self.world.run(self.world.now_ms + QUIET_MS)
         rows = 0
         answered = [race for race in self.races if race.request in self.channel.watch.answers]
+        assert len(answered) > RACES / 2, f"only {len(answered)} of {RACES} registrations were answered"
         for race in answered:  # of the others nobody was told that they are registered
             there = _contents(race.subscriber)
             for origin, content in race.published:
@@ -144,6 +145,11 @@ class RacingChannel:
                 rows += is_published
                 copies = there.count(content)
                 assert copies == is_published, f"{race.value}: {content} of {origin.name} is there {copies} times"
+            for origin in {place.name: place for place, _ in race.published}.values():
+                own = set(_own(origin))
+                sent = [content for place, content in race.published if place is origin and content in own]
+                seen = [each for each in _own(origin, race.subscriber) if each.split("/")[0] == race.value]
+                assert seen == sent, f"{race.value}: {origin.name} published {sent}, {race.subscriber.name} has {seen}"
         return rows
 
 
@@ -151,13 +157,14 @@ def _contents(place: Place) -> list[str]:
     return [bytes(batch.content).decode() for log in place.disk.content.logs.values() for batch in log.batches]
 
 
-def _own(place: Place) -> list[str]:
-    log = place.disk.content.logs.get(StreamId(place.disk.content.node_id, TOPIC))
+def _own(origin: Place, at: Place | None = None) -> list[str]:
+    """The rows of a node's stream, in the order of their numbers: its own, or those that another one has."""
+    log = (at or origin).disk.content.logs.get(StreamId(origin.disk.content.node_id, TOPIC))
     return [bytes(batch.content).decode() for batch in log.batches] if log else []
 
 
 def raced(seed: int) -> int:
-    """How many rows there were."""
+    """The number of rows."""
     racing = RacingChannel(seed)
     for number in range(RACES):
         racing.race(number)
@@ -173,7 +180,7 @@ def test_nothing_is_missed_or_doubled_whoever_joins_restarts_or_is_split_off() -
 
 
 def test_a_run_that_goes_on_when_a_registration_joins_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What races are for: the origin counts rows as stated to a node that did not want them yet."""
+    """The race proper: the origin counts rows as stated to a node that did not want them yet."""
     monkeypatch.setattr(Speaking, "joined", lambda self, node_id, is_for, now_ms: None)
     with pytest.raises(AssertionError, match="is there 0 times"):
         sum(raced(seed) for seed in range(4))

@@ -85,7 +85,7 @@ def test_a_missed_batch_is_there_within_two_round_trips(cut: str) -> None:
 
 
 def test_the_last_batch_of_all_is_not_lost_either() -> None:
-    """Nothing follows that could show the gap: heartbeats do."""
+    """No later batch could show the gap: heartbeats do."""
     world = settled_world(seed=2)
     origin, victim = world.random.sample(world.up(), 2)
     for end in incoming(victim):
@@ -99,7 +99,7 @@ def test_the_last_batch_of_all_is_not_lost_either() -> None:
 
 @dataclass
 class Holders(Observer):
-    """Who said that it keeps what somebody searches for."""
+    """The nodes that said that they keep what another one searches for."""
 
     found: list[str] = field(default_factory=list)
 
@@ -109,7 +109,7 @@ class Holders(Observer):
 
 
 def test_a_holder_that_is_no_neighbour_sends_for_longer_than_a_call_lasts() -> None:
-    """Of the rows that a node missed only one other has the first ones, and each takes it 16 s to send. Heartbeats tell
+    """Only one other node has the first of the rows that a node missed, and each takes it 16 s to send. Heartbeats tell
     it that they are waited for: it does not hang up, and is not searched for again."""
     world = settled_world(seed=3)
     holders = Holders()

@@ -11,7 +11,7 @@ ROUTES_MS = 1_000
 
 
 def graph_of(place: Place, now_ms: int) -> RouteGraph:
-    """As this node knows it: its own neighbours, and those of others by their beacons."""
+    """The graph as this node knows it: its own neighbours, and those of others by their beacons."""
     assert place.node is not None
     return RouteGraph(
         {**place.node.roster.graph(now_ms), place.node.me.node_id: place.node.membership.table.neighbours}
@@ -44,7 +44,7 @@ def grown(*, wants: bool) -> ScenarioRun:
 
 
 def after_two_crashes(run: ScenarioRun) -> list[str]:
-    """Who has another graph, a moment after the graph became whole again."""
+    """The nodes that have another graph, a moment after the graph became whole again."""
     first, second = run.world.up()[5:7]
     run.world.crash(first, silent=False)
     run.run_for(300)  # the repair is under way

@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
-from m4cast.overlay.protocol.effects import BeginKey, BeginRecord, SelectedRead, StoredWant, Want
-from m4cast.overlay.protocol.selective import fetching, speaking
+from m4cast.overlay.protocol.effects import BeginKey, BeginRecord, SelectedRead, Want
+from m4cast.overlay.protocol.selective import fetching, speaking, wants
 from m4cast.overlay.protocol.selective.answering import Answering
 from m4cast.overlay.protocol.selective.contract import SelectiveRecovered, keep_id
 from m4cast.overlay.protocol.selective.fetching import Fetching
@@ -26,6 +24,7 @@ from m4cast.overlay.protocol.selective.speaking import DestinationRun, Speaking
 from m4cast.overlay.protocol.selective.wants import Wants
 from m4cast.overlay.sim.selective.campaign import SelectiveOutcome, run_selective_seed
 from tests.simulation.mutations import Mutations
+from tests.simulation.pinned import caught, found, passing, pinned
 
 SEEDS = range(int(os.environ.get("M4CAST_SEEDS", "1000")) // 10)
 SEARCHED = range(400)
@@ -204,11 +203,8 @@ def covers_are_sent_once() -> Iterator[tuple[Any, str, Any]]:
 @mutation
 def every_registration_begins_at_the_end() -> Iterator[tuple[Any, str, Any]]:
     """No R7: a stream that was not followed begins with what is heard first."""
-    yield (
-        Wants,
-        "begin",
-        lambda self, stored, stream_id: 1 if stored.want.earliest else self._begins.get((stored.want.id, stream_id), 9),
-    )
+    begin = Wants.begin
+    yield Wants, "begin", lambda self, stored, stream_id: begin(self, stored, stream_id) or 9
 
 
 @mutation
@@ -245,11 +241,37 @@ def rows_before_the_first_that_is_known_are_not_filled() -> Iterator[tuple[Any, 
 
 
 @mutation
+def a_time_counts_for_streams_that_are_new_here() -> Iterator[tuple[Any, str, Any]]:
+    """No R7: where the node follows the stream, a registration from a time begins with the next row."""
+    yield wants, "_begins_now", lambda want: not want.earliest and want.positions is None
+
+
+@mutation
+def a_time_is_taken_for_now() -> Iterator[tuple[Any, str, Any]]:
+    """No R7: whoever is asked is told when the registration was made."""
+    yield Want, "begins_at_ms", property(lambda self: self.since_ms)
+
+
+@mutation
+def positions_are_not_written_with_their_registration() -> Iterator[tuple[Any, str, Any]]:
+    """No R7: after a crash, it begins with the latest rows."""
+    init = Wants.__init__
+
+    def mutated(self: Wants, recovered: SelectiveRecovered) -> None:
+        forgotten = {
+            name: replace(stored, want=replace(stored.want, positions=None)) for name, stored in recovered.wants.items()
+        }
+        init(self, replace(recovered, wants=forgotten))
+
+    yield Wants, "__init__", mutated
+
+
+@mutation
 def a_wider_registration_takes_the_join_of_a_narrower_one() -> Iterator[tuple[Any, str, Any]]:
     """No R3: covered the wrong way round."""
 
-    def mutated(self: Wants, want: Want, before: list[StoredWant], version: int) -> int:
-        joins = [stored.join for stored in before if stored.want.topic == want.topic]
+    def mutated(self: Wants, want: Want, version: int) -> int:
+        joins = [stored.join for stored in self.planned.values() if stored.want.topic == want.topic]
         return min(joins, default=version)
 
     yield Wants, "_join", mutated
@@ -261,23 +283,10 @@ def absent_origins_are_nobodys_business() -> Iterator[tuple[Any, str, Any]]:
     yield Selective, "_speak_for", lambda self, origin, now_ms: None
 
 
-def test_every_mutation_is_pinned_to_a_seed() -> None:
-    assert list(mutation.seeds) == mutation.names
-
-
-@pytest.mark.parametrize("name", mutation.names)
-def test_the_bug_is_caught(name: str) -> None:
-    mutation.check(name)
-
-
-@pytest.mark.parametrize("seed", sorted(set(mutation.seeds.values())))
-def test_without_a_bug_the_seed_passes(seed: int) -> None:
-    run_selective_seed(seed)
-
-
-@pytest.mark.soak
-def test_every_bug_is_found_by_a_search() -> None:
-    assert [name for name, seed in mutation.search().items() if seed is None] == []
+test_every_mutation_is_pinned_to_a_seed = pinned(mutation)
+test_the_bug_is_caught = caught(mutation)
+test_without_a_bug_the_seed_passes = passing(mutation, run_selective_seed)
+test_every_bug_is_found_by_a_search = found(mutation)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from m4cast.overlay.protocol.effects import (
     Subscribe,
     Subscribed,
     Trimmed,
+    Unsubscribe,
     Wish,
 )
 from m4cast.overlay.protocol.node import Node
@@ -52,7 +53,8 @@ class Watch(Observer):
 
     def output(self, place: Place, output: Output) -> None:
         if isinstance(output, Covered):
-            self.covered.setdefault((place.name, output.registration), {}).update(output.next)
+            for each in output.registrations:
+                self.covered.setdefault((place.name, each), {}).update(output.next)
         elif isinstance(output, Published | Refused | StageDone | Subscribed):
             self.answers[output.request] = output
 
@@ -260,6 +262,23 @@ def test_who_could_acknowledge_and_is_away_is_waited_for() -> None:
     assert isinstance(channel.publish(origin, "A", acks=1), Published)
 
 
+def test_acknowledgements_that_nobody_can_give_are_refused_at_once() -> None:
+    channel = Channel(3)
+    origin, taker, _ = channel.places
+    channel.create(origin, keepers=0)
+    channel.subscribe(taker, "country = 'A'")
+    channel.run(2_000)
+    assert isinstance(channel.publish(origin, "A", acks=1), Published)
+    for values, acks, able in (("B", 1, 0), ("A", 2, 1)):
+        answer = channel.publish(origin, values, acks)
+        assert isinstance(answer, Refused) and answer.code == "too-few-nodes", answer
+        assert f"go to {able} other nodes" in answer.detail
+    channel.world.crash(taker, silent=False)
+    channel.run(60_000)
+    answer = channel.publish(origin, "A", acks=1)
+    assert isinstance(answer, Refused) and answer.code == "not-ready", "who wants it may come back"
+
+
 def test_what_retention_removed_everywhere_is_passed_over_and_nothing_else_is() -> None:
     channel = Channel(4)
     origin, reader, *_ = channel.places
@@ -306,6 +325,62 @@ def test_an_origin_that_was_rolled_back_gets_its_former_rows_and_repeats_no_keye
     assert [batch.content for batch in reader.disk.content.logs[old].batches] == [b"A", b"A"]
 
 
+def test_a_topic_with_broadcast_rows_is_made_selective_by_gatekeepers_alone() -> None:
+    channel = Channel(4)
+    origin, other, *_ = channel.places
+    assert isinstance(channel.publish(origin, "A"), Published)
+    channel.run(5_000)
+    channel.ask(other, lambda request: Subscribe(request, (Wish("w", "x"),)))  # from now on versions are stated
+    channel.run(10_000)
+    for place in (origin, other):
+        refused = channel.ask(place, lambda request: CreateTopic(request, TOPIC, 0))
+        assert isinstance(refused, Refused) and refused.code == "wrong-spread"
+    channel.world.feed(other, CreateTopic(0, TOPIC, 0))
+    channel.run(5_000)
+    assert all(TOPIC in node_of(place).selection.descriptors for place in channel.places)
+    channel.publish(origin, "B")
+    channel.run(5_000)
+    assert [held(place) for place in channel.places] == [["A", "B"]] * 4, "a stream keeps its spread"
+
+
+def rollback_that_only_relays_can_tell(*, counts: bool) -> int:
+    """The number of times that an origin notices that its disk was restored, when the node that wanted its rows is
+    away, there are no keepers, and its neighbours have only relayed them.
+    `counts`: relays count the batches that pass."""
+    channel = Channel(6)
+    origin = channel.places[0]
+    near = node_of(origin).membership.table.neighbours
+    reader = next(each for each in channel.places[1:] if node_of(each).me.node_id not in near)
+    channel.create(origin, 0)
+    channel.subscribe(reader, None)
+    channel.run(10_000)
+    channel.publish(origin, "A")
+    channel.run(10_000)  # so that its beacon has told how many batches it had numbered
+    backup = origin.disk.content.copy()
+    if not counts:
+        for place in channel.places:
+            node_of(place).selection.routing.saw_batch = lambda origin, origin_batch: None
+    channel.publish(origin, "B")
+    channel.run(500)
+    stream = stream_of(origin)
+    assert [batch.content for batch in reader.disk.content.logs[stream].batches] == [b"A", b"B"]
+    assert not any(stream in place.disk.content.logs for place in channel.places if place not in (origin, reader))
+    for place in (reader, origin):
+        channel.world.crash(place, silent=False)
+    channel.run(5_000)
+    origin.disk = Disk(backup.node_id)
+    origin.disk.content = backup
+    channel.world.start(origin)
+    channel.run(5_000)
+    return origin.rollbacks
+
+
+def test_a_relay_knows_how_many_batches_an_origin_had_numbered() -> None:
+    """H8: nobody else who is there does."""
+    assert rollback_that_only_relays_can_tell(counts=True) == 1
+    assert rollback_that_only_relays_can_tell(counts=False) == 0, "the schedule is one in which that matters"
+
+
 def test_rows_that_nobody_has_are_lost_and_readers_go_on() -> None:
     channel = Channel(5)
     origin, reader, *_ = channel.places
@@ -333,6 +408,23 @@ def test_rows_that_nobody_has_are_lost_and_readers_go_on() -> None:
     assert held(reader) == ["A"]
 
 
+def test_what_a_node_wanted_is_forgotten_although_no_beacon_of_it_ever_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was gone before its first one; else it would be waited for, as a keeper, without end."""
+    channel = Channel(3)
+    origin, *_ = channel.places
+    channel.create(origin, keepers=0)
+    brief = channel.world.add(node_config(9, (0,)))
+    channel.world.start(brief)
+    monkeypatch.setattr(node_of(brief).liveness, "beacon", lambda now_ms, *, leaving=False: None)
+    channel.subscribe(brief, None)
+    channel.run(2_000)
+    demands = [node_of(place).selection.selective.demand for place in channel.places]
+    assert all(stream_of(brief).origin in demand.versions for demand in demands)
+    channel.world.crash(brief, silent=True)
+    channel.run(180_000)
+    assert not any(stream_of(brief).origin in demand.versions for demand in demands)
+
+
 def test_a_damaged_batch_is_fetched_again() -> None:
     channel = Channel(4)
     origin, reader, *_ = channel.places
@@ -357,7 +449,7 @@ def test_a_destination_that_does_not_acknowledge_slows_its_publisher_down_for_a_
     rows = replace(staged("A"), payload=bytes(2_000))
 
     def publish() -> int:
-        """How long it takes."""
+        """The time that it takes."""
         began_ms = channel.world.now_ms
         assert isinstance(channel.ask(origin, lambda request: Publish(request, (rows,))), Published)
         return channel.world.now_ms - began_ms
@@ -372,6 +464,24 @@ def test_a_destination_that_does_not_acknowledge_slows_its_publisher_down_for_a_
     assert publish() <= 200
     assert 2_000 <= publish() < 4_000, "then it leaves the window"
     assert publish() <= 200
+
+
+def test_a_destination_that_gives_its_registration_up_holds_nobody_up() -> None:
+    channel = Channel(4, publish_window_bytes=1_024)
+    origin, reader, *_ = channel.places
+    channel.create(origin, keepers=0)
+    channel.subscribe(reader, None)
+    channel.run(3_000)
+    reader.trouble.fsync_slow_ms = 1_000
+    rows = replace(staged("A"), payload=bytes(2_000))
+    channel.ask(origin, lambda request: Publish(request, (rows,)))
+    reader.trouble.fsync_slow_ms = 0  # of what comes later
+    channel.world.feed(reader, Unsubscribe(9_999, ("w/None",)))
+    assert channel.world.run_until(lambda: 9_999 in channel.watch.answers, 3_000)
+    channel.run(500)
+    began_ms = channel.world.now_ms
+    assert isinstance(channel.ask(origin, lambda request: Publish(request, (rows,))), Published)
+    assert channel.world.now_ms - began_ms <= 200
 
 
 def test_a_node_is_drained_when_its_keepers_have_its_rows() -> None:
@@ -493,7 +603,7 @@ def test_a_batch_crosses_once_to_an_access_point_however_many_of_its_clients_wan
 
 @pytest.mark.parametrize(("clock_skew_ms", "rows"), [(60_000, ["A", "A"]), (0, ["A"])])
 def test_a_registration_begins_as_much_earlier_as_clocks_may_differ(clock_skew_ms: int, rows: list[str]) -> None:
-    """In a stream that its node did not follow: `clock_skew_ms` of the origin counts."""
+    """The stream is one that its node did not follow: `clock_skew_ms` of the origin counts."""
     channel = Channel(4, clock_skew_ms=clock_skew_ms)
     origin, reader, *_ = channel.places
     channel.create(origin, keepers=0)

@@ -7,9 +7,13 @@ It prints what came of it as one line of JSON. `remote` in place of `master`: a 
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,8 @@ from m4cast.schemas.tables.events import events_table
 from m4cast.spark_connector.provider import M4castDataSource
 
 TIMEOUT_S = 120
+HEAVY_ROWS = 400
+EXECUTOR_KILLS = 2
 SPECULATION = {"": "true", ".interval": "100ms", ".multiplier": "1.1", ".quantile": "0.5", ".minTaskRuntime": "2s"}
 """A copy of a task is started soon when others have ended."""
 
@@ -164,6 +170,7 @@ def main(nodes: str, folder: str, master: str | None = None, remote: str | None 
                 "overtaken": (here / "overtaken").exists(),
                 "executors": _executors(spark) if master else None,
                 "ingested": _ingested(spark, nodes, str(here / "tables")) if master else None,
+                "despite_kills": _ingested_despite_kills(spark, nodes, str(here / "tables")) if master else None,
             }
         )
     )
@@ -171,11 +178,53 @@ def main(nodes: str, folder: str, master: str | None = None, remote: str | None 
 
 
 def _ingested(spark: SparkSession, nodes: str, folder: str) -> dict[str, Any]:
-    """What is in the tables after an ingest whose tasks run on the workers."""
+    """The contents of the tables after an ingest whose tasks run on the workers."""
     plan = Ingest({"nodes": nodes}, folder, kinds=("events", "deliveries"), options={"minPartitions": "2"})
     filled = ingest.run(spark, plan).tables
     batch = TableFolder(spark, folder).read(events_table("batch", StructType()))
     return {"engines": sorted({each.engine for each in filled}), "ids": sorted(row["id"] for row in batch.collect())}
+
+
+def _ingested_despite_kills(spark: SparkSession, nodes: str, folder: str) -> dict[str, Any]:
+    """The rows of a table though executors were killed (-9) while their tasks wrote its files."""
+    heavy = spark.range(0, HEAVY_ROWS, 1, 4).selectExpr("id", "repeat(uuid(), 3000) AS text")
+    heavy.write.format("m4cast").mode("append").options(nodes=nodes, topic="heavy").save()
+    files = Path(events_table("heavy", StructType()).path(folder))
+    killed: list[int] = []
+    is_over = threading.Event()
+
+    def kill() -> None:
+        seen = 0
+        while len(killed) < EXECUTOR_KILLS and not is_over.wait(0.002):
+            written = sum(1 for _ in files.glob("*.parquet"))
+            if written > seen:
+                seen = written
+                for pid in _executor_processes(spark)[:1]:
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    try:
+        plan = Ingest({"nodes": nodes}, folder, ("heavy",), kinds=("events",), options={"minPartitions": "2"})
+        ingest.run(spark, replace(plan, max_rows=HEAVY_ROWS // 4))
+    finally:
+        is_over.set()
+        killing.join()
+    found = TableFolder(spark, folder).read(events_table("heavy", StructType()))
+    return {"killed": len(killed), "ids": sorted(row["id"] for row in found.select("id").collect())}
+
+
+def _executor_processes(spark: SparkSession) -> list[int]:
+    """Those of this program: others may run beside it."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with suppress(OSError):
+                words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                if spark.sparkContext.applicationId in words and "java" in words[0]:
+                    found.append(int(folder.name))
+    return sorted(found)
 
 
 def _executors(spark: SparkSession) -> int:

@@ -40,7 +40,7 @@ def main(nodes: str, ca: str, token: str, folder: str) -> None:
 
 
 def _batches(spark: SparkSession, nodes: str, ca: str, token: str) -> list[str]:
-    """As the docs do it, with the token by reference; then with the token as it is."""
+    """Read as the docs do it, with the token by reference; then with the token as it is."""
     orders = spark.range(0, 10, 1, 1)
     (snippet,) = [each.text for each in snippets_of(DOCS / "SPARK.md") if "tlsCa" in each.text]
     names: dict[str, Any] = {"spark": spark, "orders": orders, "nodes": nodes, "ca": ca}

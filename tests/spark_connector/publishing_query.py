@@ -36,13 +36,13 @@ POLL_S = 1
 
 
 def numbers(batches: int) -> "np.ndarray[Any, Any]":
-    """What the topic has after so many micro-batches, in the order of its stream."""
+    """The rows of the topic after so many micro-batches, in the order of its stream."""
     of_batch = [np.arange(at, BATCH_ROWS, PARTITIONS) for at in range(PARTITIONS)]
     return np.concatenate([batch * BATCH_ROWS + part for batch in range(batches) for part in of_batch])
 
 
 def selected(rows: int) -> "np.ndarray[Any, Any]":
-    """What the filter selects of the first rows of the stream."""
+    """The rows that the filter selects among the first of the stream."""
     every = numbers(-(-rows // BATCH_ROWS))[:rows]
     return np.compress(every % KINDS == KIND, every)
 

@@ -33,7 +33,7 @@ def test_certificates_open_a_door_that_is_closed_without_them(tmp_path: Path, no
         cluster.kill(*cluster.running())
 
 
-def test_a_port_that_is_no_door_is_told_so(cluster: LocalCluster) -> None:
+def test_a_port_without_a_door_is_reported(cluster: LocalCluster) -> None:
     node = cluster.node("n1")
     for port in (node.listen, node.http):
         given = {"nodes": port, "topic": "orders", "timeoutMs": "500"}

@@ -146,9 +146,7 @@ def test_topics_of_any_name_are_published_and_read(spark: SparkSession, nodes: s
         assert [row._topic for row in read(spark, nodes, topic=name).collect()] == [name, name]
 
 
-def test_sql_reads_a_view_and_is_told_what_is_no_table(
-    spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster
-) -> None:
+def test_sql_reads_views_and_refuses_tables(spark: SparkSession, nodes: str, topic: str, cluster: LocalCluster) -> None:
     cluster.channel("n1").publish(topic, [{"id": 1}])
     using = f"USING m4cast OPTIONS (nodes '{nodes}', topic '{topic}')"
     name = topic.replace("-", "_")
@@ -239,7 +237,7 @@ def test_rows_that_are_not_here_yet_are_waited_for(
         read(spark, nodes, topic=topic, endingOffsets=end, timeoutMs="300").collect()
 
 
-def test_mistakes_are_told_when_the_frame_is_made(spark: SparkSession, nodes: str, topic: str) -> None:
+def test_invalid_options_fail_when_the_frame_is_made(spark: SparkSession, nodes: str, topic: str) -> None:
     with pytest.raises(PySparkException, match=r"M4CAST_UNKNOWN_OPTION.*did you mean startingOffsets"):
         read(spark, nodes, topic=topic, startingOffset="earliest")
     with pytest.raises(PySparkException, match="M4CAST_CONFLICTING_OPTIONS"):
@@ -254,7 +252,7 @@ def test_mistakes_are_told_when_the_frame_is_made(spark: SparkSession, nodes: st
         spark.range(1).write.format("m4cast").mode("overwrite").options(nodes=nodes, topic=topic).save()
 
 
-def test_a_write_waits_for_its_access_point_and_then_says_so(spark: SparkSession, nodes: str, topic: str) -> None:
+def test_a_write_waits_for_its_access_point_then_fails(spark: SparkSession, nodes: str, topic: str) -> None:
     with pytest.raises(PySparkException, match=rf"M4CAST_UNREACHABLE.*{NOWHERE}"):
         write(spark.range(1), f"{NOWHERE},{nodes}", topic=topic, timeoutMs="300")
 

@@ -15,6 +15,7 @@ import pytest
 
 from m4cast.cluster.local import LocalCluster
 from tests.processes.clusters import running_cluster, until
+from tests.spark_connector.end_to_end import EXECUTOR_KILLS, HEAVY_ROWS
 
 TIMEOUT_S = 600
 HOSTS = ("127.0.0.1", "localhost")
@@ -58,6 +59,7 @@ def test_a_standalone_cluster_publishes_and_reads(channel_cluster: LocalCluster,
     assert_all_there(found)
     assert found["executors"] == len(HOSTS)
     assert found["ingested"] == {"engines": ["direct"], "ids": list(range(100))}
+    assert found["despite_kills"] == {"killed": EXECUTOR_KILLS, "ids": list(range(HEAVY_ROWS))}
     assert found["overtaken"] and found["speculated"] == list(range(1_000)), "two attempts of a task staged its rows"
 
 

@@ -67,7 +67,7 @@ class PublishingQuery:
         return sum(until - 1 for until in streams.values()) // BATCH_ROWS
 
     def wait_for(self, batches: int) -> None:
-        """Until so many are published; started again if a kill before has ended it."""
+        """Wait until so many are published; start it again if an earlier kill has ended it."""
 
         def are_there() -> bool:
             if not self.is_running:
@@ -109,7 +109,7 @@ class PublishingQuery:
         return found
 
     def end(self) -> None:
-        """In order, after what was killed has been made good."""
+        """The rows in order, after what was killed has been made good."""
         (self.folder / "enough").touch()
         if not self.is_running:
             self.start()
@@ -141,7 +141,7 @@ def publishing_query(cluster: LocalCluster, topic: str, folder: Path) -> Iterato
 
 
 def assert_once_in_order(cluster: LocalCluster, query: PublishingQuery) -> int:
-    """At both nodes; and what the receipts say is what is there."""
+    """The rows are the same at both nodes; and the receipts agree with them."""
     end = cluster.channel("n1").frontier(query.topic)
     rows = sum(until - 1 for until in end[query.topic].values())
     assert rows % BATCH_ROWS == 0, f"{rows} rows: a part of a micro-batch"

@@ -20,7 +20,7 @@ A, B = "a" * 32, "b" * 32
 
 
 def told(*sources: dict[str, Any]) -> StreamingQueryProgress:
-    """As Spark tells it."""
+    """A progress report in Spark's form."""
     return StreamingQueryProgress.fromJson(
         {
             "id": str(UUID(int=1)),

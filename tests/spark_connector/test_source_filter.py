@@ -18,8 +18,10 @@ COLUMNS = StructType(
     [
         StructField("id", t.LongType()),
         StructField("price", t.DoubleType()),
+        StructField("ratio", t.FloatType()),
         StructField("total", t.DecimalType(10, 2)),
         StructField("what", t.StringType()),
+        StructField("name", t.StringType("UTF8_LCASE")),
         StructField("raw", t.BinaryType()),
         StructField("is_paid", t.BooleanType()),
         StructField("day", t.DateType()),
@@ -48,6 +50,8 @@ def check(where: str, language: str = "sql", *, is_complete: bool = True) -> Non
         "local > '2026-01-31 12:00:00' AND local >= '2026-01-31' AND local <> DATE '2026-01-31'",
         "clock < TIME '12:30:00' AND parts IS NOT NULL AND place.city = 'Oslo' AND place.zip > 5",
         "price = double('NaN')",
+        "ratio IN (16777216, 16777218, 16777217.5, 0.1, 1e39) OR price = 16777217",
+        "name IS NOT NULL",
         "TRUE",
     ],
 )
@@ -60,6 +64,8 @@ def test_constants_of_the_type_of_their_column_are_accepted(where: str) -> None:
     [
         ("id = '5'", "compares id (bigint) with '5'", "without quotes"),
         ("price < 'NaN'", "compares price (double) with 'NaN'", "without quotes"),
+        ("ratio > 16777217", "compares ratio (float) with 16777217", "a number that a float holds"),
+        ("name = 'tea'", "compares name (string collate UTF8_LCASE) with 'tea'", "only IS NULL"),
         ("what = 5", "compares what (string) with 5", "a text, in quotes"),
         ("what IN ('a', 5)", "compares what (string) with 5", "a text, in quotes"),
         ("is_paid = 'true'", "compares is_paid (boolean) with 'true'", "TRUE or FALSE"),
@@ -72,6 +78,8 @@ def test_constants_of_the_type_of_their_column_are_accepted(where: str) -> None:
         ("at > '2026-01-31 12:00:00'", "compares at (timestamp) with", "add its zone"),
         ("at > TIMESTAMP '2026-01-31 12:00:00'", "compares at (timestamp) with", "add its zone"),
         ("at > timestamp'2026-01-31'", "compares at (timestamp) with", "add its zone"),
+        ("at > '2026-01-31 12:00Z'", "compares at (timestamp) with", "add its seconds"),
+        ("at > TIMESTAMP '2026-01-31 12:00 +01:00'", "compares at (timestamp) with", "add its seconds"),
         ("at > DATE '2026-01-31'", "compares at (timestamp) with", "add its zone"),
         ("at > DATE '2026-01-31 00:00:00Z'", "compares at (timestamp) with", "add its zone"),
         ("at > 'soon'", "compares at (timestamp) with 'soon'", "add its zone"),
@@ -150,3 +158,9 @@ def test_an_offset_contains_the_filter_beside_frontier_and_skips() -> None:
     assert offsets.filter_of(offset) == row_filter
     assert offsets.skips_of(offset) == skips and offsets.without_skips(offset) == {"t": {A: 12}}
     assert offsets.filter_of(plain) is None and offsets.with_filter(plain, None) == plain
+
+
+def test_the_limit_of_bytes() -> None:
+    assert read(where="id > 5".ljust(4_096)).row_filter is not None
+    with pytest.raises(ConnectorError, match="4097 bytes, at most 4096"):
+        read(where="id > 5".ljust(4_097))

@@ -5,6 +5,7 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 
+from m4cast.topology.beside import Beside, GatewayBeside, UnitBeside
 from m4cast.topology.graph import NODES_EXAMINED_MAX, Topology
 from m4cast.topology.picture import COLOURS, drawn
 
@@ -31,7 +32,7 @@ def told_by(asker: str, neighbours: dict[str, str], leaving: str = "", name: str
 RING = {"a": "bd", "b": "ac", "c": "bd", "d": "ac"}
 
 
-def test_links_that_both_ends_tell_of_count() -> None:
+def test_links_reported_by_both_ends_count() -> None:
     graph = Topology.of([told_by("a", {"a": "b", "b": "ac", "c": ""})])
     assert graph.named(graph.links) == [["a", "b"]]
     assert graph.named(graph.half_links) == [["b", "c"]]
@@ -79,7 +80,7 @@ def test_a_large_graph_is_not_searched() -> None:
     assert [node.name for node in graph.nodes[:3]] == ["n0", "n1", "n2"]
 
 
-def test_nodes_of_one_name_are_told_apart() -> None:
+def test_nodes_of_one_name_are_distinguished() -> None:
     graph = Topology.of([told_by("a", {"a": "b", "b": "a"}, name="node")])
     assert [node.name for node in graph.nodes] == ["node.a", "node.b"]
 
@@ -103,3 +104,22 @@ def test_every_state_has_a_colour_and_a_style() -> None:
 
     assert set(COLOURS) == set(MEANINGS) == {"full", "partial", "seeking", "heard", "apart"}
     assert set(STATE_STYLES) == {*COLOURS, "silent", "down"}  # the last two: by a local cluster
+
+
+def test_a_gateway_ends_at_the_border_of_its_unit() -> None:
+    """So it does not cross the name inside."""
+    units = tuple(UnitBeside(name, name, is_reached=True) for name in ("x", "y", "z"))
+    gateways = tuple(GatewayBeside((unit.unit_id, "a"), 1, 1, "up") for unit in units)
+    svg = Xml.fromstring(drawn(Topology.of([told_by("a", RING)]), beside=Beside(units, gateways)))
+    boxes = [
+        {name: float(rect.attrib[name]) for name in ("x", "y", "width", "height")} for rect in svg.iter(f"{SVG}rect")
+    ]
+    ends = [
+        (float(line.attrib["x1"]), float(line.attrib["y1"]))
+        for line in svg.iter(f"{SVG}line")
+        if "gateway" in line.findtext(f"{SVG}title", "")
+    ]
+    assert len(boxes) == len(ends) == 3
+    for box, (x, y) in zip(boxes, ends, strict=True):
+        across, down = abs(x - box["x"] - box["width"] / 2), abs(y - box["y"] - box["height"] / 2)
+        assert max(across / box["width"], down / box["height"]) == pytest.approx(0.5, abs=0.01)

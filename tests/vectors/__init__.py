@@ -68,7 +68,7 @@ def _vector(path: Path) -> Vector:
 
 
 def _value(kind: Any, content: Any) -> Any:
-    """What the JSON says, as a value of this type."""
+    """The value of this type that the JSON describes."""
     if kind in (bytes, Payload | StoredPayload, NodeId):
         return bytes.fromhex(content)
     if kind is How:

@@ -30,15 +30,15 @@ _force_option = click.option("--force", is_flag=True, help="Replace existing fil
 
 
 def _days_option(default: int) -> Decorator:
-    return count_option("--days", low=1, high=36_500, default=default, help="Days for which it is valid.")
+    return count_option("--days", low=1, high=36_500, default=default, help="Days for which the certificate is valid.")
 
 
 @group()
 def certs() -> None:
     """Make and show the certificates of a cluster.
 
-    One authority (CA) signs a certificate for each node. Keep ca.key away from the nodes: whoever has it can make
-    more nodes. A node needs ca.crt, its own certificate and its own key.
+    One authority (CA) signs a certificate for each node. Keep ca.key away from the nodes: anyone who has it can make
+    certificates for more nodes. A node needs ca.crt, its own certificate and its own key.
     """
 
 
@@ -60,7 +60,7 @@ def ca(folder: Path, days: int, force: bool, as_json: bool) -> None:
     "addresses",
     multiple=True,
     metavar="HOST_OR_IP",
-    help="Where clients reach the node. Can be repeated. localhost and 127.0.0.1 are always included.",
+    help="Address at which clients reach the node. Can be repeated. localhost and 127.0.0.1 are always included.",
 )
 @_days_option(DAYS)
 @_force_option
@@ -85,7 +85,7 @@ def client(name: str, folder: Path, days: int, force: bool, as_json: bool) -> No
 @click.argument("file", type=click.Path(path_type=Path))
 @json_option
 def show(file: Path, as_json: bool) -> None:
-    """Show whose the certificate in FILE is, for which addresses, and until when it is valid."""
+    """Show the owner of the certificate in FILE, its addresses, and until when it is valid."""
     facts = facts_of(file)
     days_left = (facts.not_after - datetime.now(UTC)).days
     shown = {

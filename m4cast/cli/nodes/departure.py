@@ -1,4 +1,4 @@
-"""`m4cast shutdown` and `m4cast drain`: make a node leave, or all nodes, and wait until that is done."""
+"""`m4cast shutdown` and `m4cast drain`: make one node or all nodes leave, and wait until they have left."""
 
 import time
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from m4cast.overlay.client import Channel
 from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
 
 LEAVE_TIMEOUT_S = 20.0
-"""A node that leaves hands over its rows for at most 5 s, then closes its links and its door in a few more."""
+"""A leaving node hands over its rows for at most 5 s, then needs a few seconds more to close its links and its door."""
 POLL_S = 0.1
 LOOK_TIMEOUT_S = 2.0
 
@@ -50,16 +50,16 @@ def shutdown(channel: Channel, whole: str | None, as_json: bool) -> None:
 
 @command()
 @count_option(
-    "--copies", low=1, high=64, help="How many other nodes must have all its rows; by default all its neighbours."
+    "--copies", low=1, high=64, help="Number of other nodes that must have all its rows; all its neighbours by default."
 )
-@seconds_option("--timeout-s", low=0.1, high=3600, default=60, help="How long to wait for them.")
+@seconds_option("--timeout-s", low=0.1, high=3600, default=60, help="How long to wait for these nodes.")
 @channel_options(EXACTLY_ONE, is_interruptible=True)
 @json_option
 def drain(channel: Channel, copies: int | None, timeout_s: float, as_json: bool) -> None:
     """Retire a node: it leaves for good once other nodes have all the rows that were published at it.
 
-    It refuses new publishes from the start. If the other nodes do not have everything in time, or if the command is
-    interrupted, the node stays on the channel and accepts publishes again.
+    The node refuses new publishes from the start. If the other nodes do not have everything in time, or if the command
+    is interrupted, the node stays on the channel and accepts publishes again.
 
     Afterwards its store is no longer needed, except for its delivery records, which exist nowhere else. Ingest them
     first (`m4cast ingest --only deliveries`); otherwise audits cannot tell what this node received and report its last
@@ -84,7 +84,7 @@ def drain(channel: Channel, copies: int | None, timeout_s: float, as_json: bool)
 
 
 def _delivery_records(channel: Channel) -> int | None:
-    """The number of delivery records at the node; None if this client may not know it."""
+    """The number of delivery records at the node; None if this client may not read it."""
     try:
         found = channel.delivery_range()
     except RefusedError:
@@ -93,7 +93,7 @@ def _delivery_records(channel: Channel) -> int | None:
 
 
 def _shut_down(channel: Channel, name: str, whole: str, as_json: bool) -> None:
-    """Nodes without a door stop as well, but nothing can verify that."""
+    """Shut the whole channel down. Nodes without a door stop as well, but this cannot be verified."""
     others = [node for node in channel.topology()["nodes"] if node["door"] and not node["leaving"]]
     with _may_stop_before_answering():
         channel.shutdown_channel(whole)

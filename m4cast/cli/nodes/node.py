@@ -1,10 +1,10 @@
-"""`m4cast node`: run one or several nodes until they are told to leave.
+"""`m4cast node`: run one or several nodes until they are asked to leave.
 
 On SIGTERM or Ctrl-C a node leaves gracefully: it hands over its own rows, notifies its neighbours and exits with 0. A
 second signal stops it at once. The log goes to stderr, one line per event, as text or as JSON.
 
-Nodes in one process share its event loop and its core, and nothing else: each has its own settings, store, links and
-doors, and may be on a channel of its own. When one ends, the others continue; the process ends with the last.
+Nodes in one process share only its event loop and its core: each has its own settings, store, links and doors, and may
+be on a channel of its own. When one ends, the others continue; the process ends with the last one.
 """
 
 import asyncio
@@ -61,12 +61,12 @@ TRIM_INTERVAL_S = 2
 ROOM_INTERVAL_S = 1
 """Interval at which the free space of the store is measured."""
 GARBAGE_OBJECTS = 10_000
-"""So many more objects than before start a search for unused cycles. Parsed rows are many, and have none: with Python's
-700, the search took 6 % of the CPU of a node that is sent small batches of JSON (measured). Higher: cycles, of which
-there are few, keep their memory for longer."""
+"""The number of new objects after which Python searches for unused cycles. Parsed rows are many objects without cycles:
+with Python's default of 700, the search took 6 % of the CPU of a node that receives small batches of JSON (measured).
+Higher: cycles, which are few, keep their memory for longer."""
 SWITCH_S = 0.001
 """Time that a thread may hold the interpreter while others wait. The threads of the door and of the disk wait for
-that of the loop, and a row passes through several of them. Python's default is 5 ms. Guess."""
+the thread of the loop, and a row passes through several of them. Python's default is 5 ms. Guess."""
 
 
 @command()
@@ -100,8 +100,9 @@ def node(
 ) -> None:
     """Run a node of a channel until SIGTERM or Ctrl-C.
 
-    The node finds the channel through its portals (or founds it, if it is a portal and no other answers), connects to
-    its neighbours, and stores every row of the channel.
+    The node finds the channel through its portals (or founds it, if it is a portal and no other portal answers),
+    connects to its neighbours, and stores every row of the broadcast topics, and of selective topics the rows that are
+    wanted there.
 
     Clients publish and read through its door, with `m4cast publish`, `m4cast tail`, the Python client m4cast.Channel,
     or any Arrow Flight client; with the setting `web` also by HTTP and WebSocket. Links and doors use the node's
@@ -147,7 +148,7 @@ class OneNode:
     config: NodeConfig
     folder: Path
     federation: FederationConfig | None = None
-    """None: it is no gatekeeper."""
+    """None if the node is not a gatekeeper."""
 
 
 async def run(nodes: Sequence[OneNode]) -> int:
@@ -234,8 +235,9 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
             await web.stop()
         if door is not None:
             await door.stop()
-        if services is not None:  # a door that could not be opened has not closed them
+        if services is not None:  # they are still open if the door could not be opened
             services.close()
+            await services.ended()
         if not driver.stopped.is_set():
             await driver.stop()
         stores[0].close()
@@ -243,7 +245,7 @@ async def _run_one(node: OneNode, drivers: list[Driver]) -> int:
 
 
 async def _open_gate(driver: Driver, store: Store, node: OneNode, federation: FederationConfig) -> "Gatekeeper":
-    """Imported here: a channel without a federation loads none of it."""
+    """Start the gatekeeper. It is imported here, so that a channel without a federation does not load it."""
     from m4cast.overlay.net.gateways.gatekeeper import Gatekeeper
 
     gatekeeper = Gatekeeper(driver, store, node.cluster, node.config, federation)
@@ -252,7 +254,7 @@ async def _open_gate(driver: Driver, store: Store, node: OneNode, federation: Fe
 
 
 def close_gate(driver: Driver) -> None:
-    """Give up what a gatekeeper registered for the channel: this node was one, and is none any longer."""
+    """Remove registrations that this node made as a gatekeeper, since it no longer is one."""
     rows = driver.node.interest.registrations.rows
     left = tuple(each for each in rows if each.startswith(GATE_PREFIXES))
     if left:
@@ -260,7 +262,7 @@ def close_gate(driver: Driver) -> None:
 
 
 def _collector(driver: Driver, store: Store, services: Services | None, config: NodeConfig) -> NodeCollector:
-    """One for both HTTP doors, so that nothing is counted twice."""
+    """The collector that both HTTP doors share, so that nothing is counted twice."""
     handle = NodeHandle(driver, asyncio.get_running_loop())
     calls = services.calls if services else CallCounts()
     look_s = HttpLimits().look_ms / 1000

@@ -1,6 +1,7 @@
-"""`m4cast status`, `topics`, `topology`, `route`: inspect nodes and their channel through their doors; change nothing.
+"""`m4cast status`, `topics`, `topology`, `route`: inspect nodes and their channel through their doors.
 
-In JSON output `listen` is where other nodes reach a node, `door` where clients do; `address` is the same as `listen`.
+None of them changes anything. In JSON output, `listen` is the address at which other nodes reach a node, and `door` the
+one at which clients do; `address` is the same as `listen`.
 """
 
 from pathlib import Path
@@ -18,6 +19,7 @@ from m4cast.overlay.client import Channel
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.routes.trees import RouteGraph
+from m4cast.topology.beside import find_beside
 from m4cast.topology.graph import Topology
 from m4cast.topology.picture import write_svg
 from m4cast.topology.survey import survey
@@ -67,7 +69,7 @@ def _status_table(reported: dict[str, Any]) -> Table:
 
 
 def _with_doors(status: dict[str, Any], topology: dict[str, Any]) -> dict[str, Any]:
-    """The status, with `listen` and `door` of each node in it; the door is empty if it is not known."""
+    """The status, with the `listen` and `door` of each node that it names; the door is empty if it is not known."""
     doors = {node["node_id"]: node.get("door", "") for node in topology["nodes"]}
 
     def with_door(node: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def _with_doors(status: dict[str, Any], topology: dict[str, Any]) -> dict[str, A
 @channel_options(FAIL_OVER, is_interruptible=True)
 @json_option
 def topics(channel: Channel, as_json: bool) -> None:
-    """List the topics that the answering node knows: their streams and the rows it retains."""
+    """List the topics that the answering node knows, with their streams and the rows that it retains."""
     lows, nexts = channel.earliest(), channel.frontier()
     listed = [
         {
@@ -115,13 +117,14 @@ def topics(channel: Channel, as_json: bool) -> None:
 def topology(channel: Channel, svg: Path | None, tree: str | None, as_json: bool) -> None:
     """Show the graph of the channel: its nodes, their neighbours, and which failures it survives.
 
-    Every --node is asked, and every other node whose door these know. A node that does not answer is shown as the
-    others know it from its last beacon, some seconds ago. At least one --node has to answer.
+    Every --node is asked, and so is every other node whose door these know. A node that does not answer is shown as the
+    others know it from its last beacon, which is some seconds old. At least one --node must answer. If the channel is
+    part of a federation, --svg draws the units beside it as well.
     """
     graph = _surveyed(channel)
     branches = [] if tree is None else _branches(graph, graph.id_of(tree))
     if svg is not None:
-        write_svg(graph, svg, branches)
+        write_svg(graph, svg, branches, find_beside(channel, graph))
     if as_json:
         named = {} if tree is None else {"tree": graph.named(branches)}
         print_json({**graph.as_object(), **named})
@@ -135,12 +138,12 @@ def topology(channel: Channel, svg: Path | None, tree: str | None, as_json: bool
 
 
 @command()
-@click.option("--from", "start", required=True, metavar="NODE", help="Where it begins: a name, or part of an id.")
-@click.option("--to", "end", required=True, metavar="NODE", help="Where it ends.")
+@click.option("--from", "start", required=True, metavar="NODE", help="First node: its name, or part of its id.")
+@click.option("--to", "end", required=True, metavar="NODE", help="Last node: its name, or part of its id.")
 @channel_options(EACH, is_interruptible=True)
 @json_option
 def route(channel: Channel, start: str, end: str, as_json: bool) -> None:
-    """Show the way from one node to another along the tree of the first, as all nodes compute it from the graph."""
+    """Show the path from one node to another in the first node's tree, which all nodes compute from the graph."""
     graph = _surveyed(channel)
     found = _routes(graph).path(_node_id(graph.id_of(start)), _node_id(graph.id_of(end)))
     names = [graph.name(node_id.hex()) for node_id in found]
@@ -165,7 +168,7 @@ def _routes(graph: Topology) -> RouteGraph:
 
 
 def _branches(graph: Topology, root: str) -> list[tuple[str, str]]:
-    """The links of the root's tree: each node, and those that it passes a broadcast on to."""
+    """The links of the root's tree: each node, with the nodes that it passes a broadcast on to."""
     tree = _routes(graph).tree(_node_id(root))
     return [(one.hex(), other.hex()) for one, others in tree.children().items() for other in others]
 

@@ -34,9 +34,9 @@ def store() -> None:
 def check(folder: Path, as_json: bool) -> None:
     """Read the whole store in DIR and report any damage.
 
-    Verifies that every stream is contiguous apart from recorded skips, that every batch and staged payload matches its
-    checksum, that holdings agree with the log, and that no payload is missing or orphaned. If no node is using the
-    store, the pages of the file are verified as well. The exit code is 1 if there is any damage.
+    The command verifies that every stream is contiguous apart from recorded skips, that every batch and staged payload
+    matches its checksum, that holdings agree with the log, and that no payload is missing or orphaned. If no node is
+    using the store, the pages of the file are verified as well. The exit code is 1 if there is any damage.
     """
     report = inspection.check(folder)
     if as_json:
@@ -51,7 +51,7 @@ def check(folder: Path, as_json: bool) -> None:
 @_folder_argument
 @json_option
 def stats(folder: Path, as_json: bool) -> None:
-    """Show whose store is in DIR, what it contains and how much space is left."""
+    """Show which node the store in DIR belongs to, what it contains and how much space is left."""
     found = inspection.stats(folder)
     if as_json:
         print_json(found.as_fields())
@@ -64,10 +64,10 @@ def stats(folder: Path, as_json: bool) -> None:
 def trust_clock(folder: Path) -> None:
     """Make retention trust this host's clock.
 
-    It takes effect at the next start of the node in DIR. A node that was off for a long time and has no neighbour to
-    confirm its clock lets retention time pass at twice the speed until it has caught up, and retains rows longer in the
-    meantime. If you know that the clock is right, this command ends that at once: rows that are too old by this clock
-    are removed soon after the start. The node must not be running.
+    The node in DIR must not be running; the command takes effect at its next start. A node that was off for a long time
+    and has no neighbour to confirm its clock lets retention time pass at twice the speed until it has caught up, and
+    retains rows longer in the meantime. If you know that the clock is right, this command ends that at once: rows that
+    are too old by this clock are removed soon after the start.
     """
     now = datetime.now(UTC)
     set_retention_clock(folder, int(now.timestamp() * 1000))

@@ -1,4 +1,4 @@
-"""`m4cast units`: the federation as a gatekeeper knows it. `m4cast trace`: the way of a row through it."""
+"""`m4cast units`: the federation as a gatekeeper knows it. `m4cast trace`: the route of a row through it."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ ORIGIN_DIGITS = 32
 @channel_options(FAIL_OVER, is_interruptible=True)
 @json_option
 def units(channel: Channel, as_json: bool) -> None:
-    """Show the federation as the first node knows it: its units, gateways with their costs, and links with counts.
+    """Show the federation as the answering node knows it: units, gateways with their costs, and links with counts.
 
     The node must be a gatekeeper: one with a [federation] (docs/FEDERATION.md).
     """
@@ -35,7 +35,7 @@ def units(channel: Channel, as_json: bool) -> None:
     screen.print(_links(view))
     screen.print(_wants(view))
     if view["quiet"]:
-        click.echo(f"quiet, since nobody outside wants anything of them: {', '.join(view['quiet'])}")
+        click.echo(f"quiet, since no other channel wants their rows: {', '.join(view['quiet'])}")
     if view["failure"]:
         click.echo(f"not linked yet: {view['failure']}")
 
@@ -46,8 +46,8 @@ def units(channel: Channel, as_json: bool) -> None:
 @json_option
 @click.argument("row", metavar="ROW")
 def trace(channel: Channel, as_json: bool, topic: str, row: str) -> None:
-    """Show the way that a row took between channels: which gatekeepers had it, for whom they matched it, and where they
-    sent it. ROW is ORIGIN:SEQUENCE, as in the columns _origin and _sequence.
+    """Show the route of a row between channels: which gatekeepers had it, for which units they matched it, and where
+    they sent it. ROW is ORIGIN:SEQUENCE, as in the columns _origin and _sequence.
 
     The node must be a gatekeeper: one with a [federation] (docs/FEDERATION.md). Gatekeepers remember the latest 4,096
     batches.
@@ -62,7 +62,9 @@ def trace(channel: Channel, as_json: bool, topic: str, row: str) -> None:
     if not way["is_gatekeeper"]:
         raise M4castError("this node is no gatekeeper: name one that has a [federation] in its configuration")
     if not way["steps"]:
-        raise M4castError(f"no gatekeeper remembers row {row} of {topic!r}: it did not leave its channel, or long ago")
+        raise M4castError(
+            f"no gatekeeper remembers row {row} of {topic!r}: it never left its channel, or it left too long ago"
+        )
     table = Table("gateways", "channel", "gatekeeper", "step", "", box=None, pad_edge=False)
     for step in way["steps"]:
         table.add_row(str(step["hops"]), step["channel"], step["address"], step["kind"], _detail(step))
@@ -73,7 +75,7 @@ def trace(channel: Channel, as_json: bool, topic: str, row: str) -> None:
 
 def _detail(step: dict[str, Any]) -> str:
     if step["kind"] == "matched":
-        hits = ", ".join(map(_unit, step["hits"])) or "nobody"
+        hits = ", ".join(map(_unit, step["hits"])) or "no unit"
         return f"for {_unit(step['unit'])}: {hits}"
     if step["kind"] == "delivered":
         return f"for {', '.join(step['wants'])}"
@@ -87,7 +89,7 @@ def _unit(unit: dict[str, Any]) -> str:
 
 
 def _tree(view: dict[str, Any]) -> Tree:
-    """The own units with those beside them, the whole federation at the top."""
+    """The units that the node belongs to and those beside them, with the whole federation at the top."""
     by_parent: dict[str, list[dict[str, Any]]] = {}
     for unit in view["units"]:
         by_parent.setdefault(unit["parent"], []).append(unit)

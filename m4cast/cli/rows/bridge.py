@@ -1,7 +1,7 @@
-"""`m4cast bridge`: carry Kafka topics into channel topics and back, until told to stop.
+"""`m4cast bridge`: carry Kafka topics into channel topics and back, until stopped.
 
-On SIGTERM or Ctrl-C it finishes the commit in progress, leaves its Kafka group and exits with 0. When it is started
-again, on this machine or another, it resumes where it stopped. The log goes to stderr.
+On SIGTERM or Ctrl-C a bridge finishes the commit in progress, leaves its Kafka group and exits with 0. When it is
+started again, on this machine or another, it resumes where it stopped. The log goes to stderr.
 """
 
 import json
@@ -43,7 +43,7 @@ except ImportError as error:
 log = logging.getLogger("m4cast.bridge")
 
 SINGULAR = {"brokers": "broker", "topics": "topic", "columns": "column", "avro_schemas": "avro_schema"}
-"""Flags of settings that are lists: each takes one value and can be repeated."""
+"""Names of flags for settings that are lists: each flag takes one value and can be repeated."""
 
 
 def _settings_options(settings: type[KafkaInSettings] | type[KafkaOutSettings]) -> Decorator:
@@ -189,7 +189,7 @@ def _columns(lines: tuple[str, ...]) -> pa.Schema:
 
 
 def _column_type(text: str) -> pa.DataType:
-    """Parses types with arguments, which Arrow has no aliases for."""
+    """Parse a type, including those with arguments, which have no alias in Arrow."""
     if decimal := re.fullmatch(r"decimal128\((\d+), *(\d+)\)", text):
         return pa.decimal128(int(decimal[1]), int(decimal[2]))
     if zoned := re.fullmatch(r"timestamp\[(\w+), *tz=UTC\]", text):
@@ -198,7 +198,7 @@ def _column_type(text: str) -> pa.DataType:
 
 
 def _kafka_value(text: str) -> Any:
-    """Numbers and booleans as JSON; anything else is a string."""
+    """The value of a setting: numbers and booleans are parsed as JSON; anything else is a string."""
     try:
         return json.loads(text)
     except ValueError:

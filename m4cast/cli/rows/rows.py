@@ -1,4 +1,4 @@
-"""`m4cast publish` and `m4cast tail`: rows into and out of a channel, through the door of a node.
+"""`m4cast publish` and `m4cast tail`: move rows into and out of a channel through the door of a node.
 
 Both can be interrupted at any time. `tail` prints one JSON object per line.
 """
@@ -35,7 +35,7 @@ LOOK_S = 1.0
 TOPICS_MAX = 1_000
 """Limit of a node on the topics that one call follows."""
 CLOSE_S = 1.0
-"""Time that a tail which ends waits for its call to end; the node may not be answering. Guess."""
+"""Time that an ending tail waits for its call to end, since the node may not be answering. Guess."""
 
 
 @command()
@@ -55,7 +55,7 @@ CLOSE_S = 1.0
 @count_option(
     "--acks",
     high=64,
-    help="Number of other nodes that must have the rows on disk; the node's setting by default.",
+    help="Number of other nodes that must have the rows on disk; by default, the node's setting.",
 )
 @channel_options(PUBLISH)
 @json_option
@@ -80,10 +80,10 @@ def publish(
     name that contains a comma, as in csv.
 
     The input is read and published in blocks: 4 MiB of jsonl or csv, or what has arrived when the input pauses for a
-    second. After an error or Ctrl-C, the blocks published so far stay published, and the message says how much that is.
-    If a line cannot be read, nothing of its block is published.
+    second. After an error or Ctrl-C, the blocks published so far stay published, and the message states how many rows
+    that is. If a line cannot be read, no row of its block is published.
 
-    A column that the topic has already keeps its type. Otherwise parquet and arrow files define the types, and those of
+    A column that the topic already has keeps its type. Otherwise parquet and arrow files define the types, and those of
     jsonl and csv are inferred from the first block with values in the column and apply to the rest of the input. In
     jsonl, strings stay strings even if they look like times, numbers are int64 or double, and lists and objects that
     are always empty are null. In csv, integers, decimals, booleans, dates and times are recognised; everything else is
@@ -112,15 +112,17 @@ def publish(
 def _columns(text: str | None, kind: str, no_header: bool) -> list[str]:
     """The distinct names of the columns; empty for all columns."""
     if no_header and kind != "csv":
-        raise click.UsageError(f"--no-header is only for csv, not for {kind}")
+        raise click.UsageError(f"--no-header is only for csv, not for {kind}: remove it")
     if no_header and text is None:
         raise click.UsageError("--no-header needs --columns with the names of the columns")
     names = [] if text is None else [name for record in csv.reader([text]) for name in record]
     if text is not None and not (names and all(names)):
-        raise click.BadParameter(f"{text!r} has an empty column name", param_hint="--columns")
+        raise click.BadParameter(
+            f"{text!r} has an empty column name: remove the comma, or name the column", param_hint="--columns"
+        )
     for name in names:
         if names.count(name) > 1:
-            raise click.BadParameter(f"{text!r} has {name!r} twice", param_hint="--columns")
+            raise click.BadParameter(f"{text!r} has {name!r} twice: name each column once", param_hint="--columns")
     return names
 
 
@@ -174,7 +176,7 @@ class Publication:
                 self.ranges.append(each)
 
     def _learn(self) -> bool:
-        """Take over the types of the topic's columns; returns whether the node reports them."""
+        """Adopt the types of the topic's columns. Returns whether the node reports them."""
         try:
             schema = interruptible(lambda: self._channel.schema(self._topic))
         except RefusedError:
@@ -214,8 +216,8 @@ class Publication:
     "patterns",
     multiple=True,
     metavar="GLOB",
-    help="Follow all topics that match, as in 'orders.*', including topics created later, from their beginning. System "
-    "topics (_...) match only patterns that begin with _. Can be repeated.",
+    help="Follow all topics that match, as in 'orders.*', and topics created later from their beginning. System topics "
+    "(_...) match only patterns that begin with _. Can be repeated.",
 )
 @click.option(
     "--from",
@@ -263,7 +265,7 @@ def tail(
 
 
 class Wanted:
-    """The topics to follow: those that are named, and all that match a pattern."""
+    """The topics to follow: those that are named, and those that match a pattern."""
 
     def __init__(self, names: tuple[str, ...], patterns: tuple[str, ...]) -> None:
         self._names = names

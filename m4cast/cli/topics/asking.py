@@ -1,4 +1,4 @@
-"""`m4cast table`: the rows of a table as they stand. `m4cast query`: rows of a topic that match, of one node or of all.
+"""`m4cast table`: print a table as it stands. `m4cast query`: print rows of a topic that match, from one node or all.
 
 Both print one JSON object per line. `query` reports on stderr for which ranges the answer is exact, and which nodes did
 not answer.
@@ -20,7 +20,7 @@ from m4cast.schemas.json_text import json_of
 
 @command()
 @filter_options('Print only rows that stand and satisfy this, as in "price < 50" (docs/FILTERS.md).')
-@click.option("--removed", is_flag=True, help="Print removals, too.")
+@click.option("--removed", is_flag=True, help="Print removals as well.")
 @channel_options(FAIL_OVER)
 @click.option("--json", is_flag=True, expose_value=False, help="No effect: the output is always JSON.")
 @click.argument("topic")
@@ -53,9 +53,9 @@ def query(
     max_rows: int | None,
     topic: str,
 ) -> None:
-    """Print the rows of TOPIC that match, and what the answer is exact for.
+    """Print the rows of TOPIC that match, and on stderr the ranges for which the answer is exact.
 
-    The exit code is 1 if a node of the channel did not answer: the answer is exact for the ranges that it names.
+    The exit code is 1 if a node of the channel did not answer; the answer is then exact for the printed ranges only.
     """
     asked = interruptible(lambda: channel.query(topic, where, language=language, scope=scope))
     left = max_rows

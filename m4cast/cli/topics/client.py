@@ -1,7 +1,8 @@
 """`m4cast client`: clients with a lasting key, from the command line.
 
-A client's file has its key, its credential, the nodes that it knows, and where it stands. Every command but `list`,
-`finger` and `remove` is given the file; so a client is used by one process at a time, from any host.
+A client's file contains its key, its credential, the nodes that it knows, and its position. Every command except
+`list`, `finger`, `access-points` and `remove` takes the file, so a client can be used from any host, by one process at
+a time.
 """
 
 from contextlib import closing, suppress
@@ -40,11 +41,11 @@ name_option = click.option("--name", default="default", show_default=True, help=
 
 @group()
 def client() -> None:
-    """Use clients: keys with profiles and a position, which get each row once wherever they connect."""
+    """Use clients: each has a key, profiles and a position, and gets each row once, wherever it connects."""
 
 
 def opened(access: NodeAccess, file: Path, **settings: Any) -> Client:
-    """The client of a file, at the nodes that are named, else at those that the file has."""
+    """The client of a file, at the nodes that are named or, if none is, at those in the file."""
     known = ClientFile(file).read().get("nodes", [])
     nodes = access.nodes or tuple(known)
     named = replace(access, nodes=nodes) if nodes else access
@@ -59,12 +60,12 @@ def show(as_json: bool, answer: dict[str, Any], line: str) -> None:
 
 
 @client.command()
-@click.option("--name", "client_key", default=None, metavar="KEY", help="Its key; random if absent.")
+@click.option("--name", "client_key", default=None, metavar="KEY", help="Key of the client; random by default.")
 @access_options(FAIL_OVER)
 @file_argument
 @json_option
 def new(access: NodeAccess, file: Path, as_json: bool, client_key: str | None) -> None:
-    """Create a client, and write FILE: its key, its credential, and where it stands."""
+    """Create a client, and write its key, its credential and its position to FILE."""
     if file.exists():
         raise LocalProtocolError(f"{file} exists: choose another name, or remove it")
     made = Client.new(access.resolved().channel(), key=client_key, file=str(file))
@@ -78,7 +79,7 @@ def new(access: NodeAccess, file: Path, as_json: bool, client_key: str | None) -
 @file_argument
 @json_option
 def connect(access: NodeAccess, file: Path, as_json: bool) -> None:
-    """Attach the client to the first node that answers, say how many rows are there for it at most, and leave."""
+    """Attach the client to the first node that answers, show how many rows wait for it at most, and disconnect."""
     one = opened(access, file)
     waiting = one.connect()
     answer = {"key": one.key, "node": one.node, "session": one.memory.session, "waiting_max": waiting}
@@ -92,7 +93,7 @@ def connect(access: NodeAccess, file: Path, as_json: bool) -> None:
 @file_argument
 @json_option
 def disconnect(access: NodeAccess, file: Path, as_json: bool) -> None:
-    """End the client's connection, whichever process has it. That process is told."""
+    """End the client's connection, whichever process has it. That process is notified."""
     one = opened(access, file)
     one.connect()
     one.disconnect()
@@ -107,8 +108,9 @@ def disconnect(access: NodeAccess, file: Path, as_json: bool) -> None:
     "start",
     default="latest",
     show_default=True,
-    metavar="earliest|latest|TIME",
-    help="Where to start: also what other profiles of the topic did not give before.",
+    metavar="earliest|latest|standing|TIME",
+    help="Where to start; standing: with the rows of a table that stand now. Earlier rows of the topic that other "
+    "profiles have already given are not given again.",
 )
 @access_options(FAIL_OVER)
 @file_argument
@@ -124,7 +126,7 @@ def subscribe(
     language: str | None,
     start: str,
 ) -> None:
-    """Add a profile: rows of TOPIC. One of the same name is replaced."""
+    """Add a profile of rows of TOPIC. A profile of the same name is replaced."""
     one = opened(access, file)
     one.connect()
     one.subscribe(topic, where, name=name, language=language, start=start)
@@ -139,7 +141,7 @@ def subscribe(
 @file_argument
 @json_option
 def unsubscribe(access: NodeAccess, file: Path, as_json: bool, name: str) -> None:
-    """Give a profile up."""
+    """Remove a profile."""
     one = opened(access, file)
     one.connect()
     is_there = one.unsubscribe(name)
@@ -155,7 +157,7 @@ def unsubscribe(access: NodeAccess, file: Path, as_json: bool, name: str) -> Non
 @file_argument
 @click.option("--json", is_flag=True, expose_value=False, help="No effect: the output is always JSON.")
 def tail(access: NodeAccess, file: Path, max_rows: int | None, idle_s: float | None) -> None:
-    """Print the client's rows, one JSON object per line, until Ctrl-C. What was printed is not printed again."""
+    """Print the client's rows, one JSON object per line, until Ctrl-C. Rows that were printed are not printed again."""
     one = opened(access, file, acknowledge="manual")
     interruptible(one.connect)
     left = max_rows
@@ -163,9 +165,9 @@ def tail(access: NodeAccess, file: Path, max_rows: int | None, idle_s: float | N
         for rows in interruptible_batches(notifications):
             for row in islice(rows.to_pylist(), left):
                 click.echo(json_of(row))
-            if left is not None and rows.num_rows > left:
-                break  # the rest of this batch is not acknowledged
-            left = None if left is None else left - rows.num_rows
+            if left is not None:
+                notifications.take(left)
+                left -= min(left, rows.num_rows)
             one.acknowledge()
             if left == 0:
                 break
@@ -190,14 +192,14 @@ def finger(channel: Channel, as_json: bool, client_key: str) -> None:
     if as_json:
         print_json({"key": client_key, "found": row is not None, **(row or {})})
     elif row is None:
-        click.echo(f"{client_key}: nobody knows it")
+        click.echo(f"{client_key}: no node knows this client")
     else:
         state = {True: "online", False: "offline", None: "unknown: its access point does not answer"}[row["online"]]
         click.echo(f"{client_key}: {state}; attached to {row['node']} ({row['door'] or 'no door'})")
 
 
 @client.command("list")
-@count_option("--limit", low=1, default=1_000, help="Show at most this many.")
+@count_option("--limit", low=1, default=1_000, help="Show at most this many clients.")
 @channel_options(FAIL_OVER)
 @json_option
 def list_(channel: Channel, as_json: bool, limit: int) -> None:
@@ -223,7 +225,7 @@ def list_(channel: Channel, as_json: bool, limit: int) -> None:
 @channel_options(FAIL_OVER)
 @json_option
 def access_points(channel: Channel, as_json: bool) -> None:
-    """Show the doors of all nodes that are present: a client can be attached to any of them."""
+    """Show the doors of all nodes that are present; a client can connect to any of them."""
     doors = channel.access_points()
     if as_json:
         print_json({"access_points": doors})
@@ -238,7 +240,7 @@ def access_points(channel: Channel, as_json: bool) -> None:
 @json_per_node_option
 @click.argument("client_key", metavar="KEY")
 def remove(channel: Channel, as_json: bool, yes: bool, client_key: str) -> None:
-    """Remove a client at each node that is named: its profiles, its position, and what is retained for it."""
+    """Remove a client from each node that is named: its profiles, its position, and the hold on its rows."""
     if not yes:
         confirm(f"Remove client {client_key} from {', '.join(channel.nodes)}?")
     for node in channel.nodes:

@@ -1,4 +1,4 @@
-"""`m4cast client`: mail, chat, files and questions, beside what `client` has."""
+"""`m4cast client`: its commands for mail, chat, files and queries. `client` has those for connections and profiles."""
 
 import queue
 import sys
@@ -21,14 +21,14 @@ from m4cast.overlay.errors import LocalProtocolError
 from m4cast.schemas.json_text import json_of
 
 LOOK_S = 0.5
-"""The interval at which a chat looks for what was typed."""
+"""The interval at which a chat checks for typed lines."""
 topic_option = click.option("--topic", default="resources", show_default=True, help="Table in which files are offered.")
 folder_option = click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     default=Path(),
     show_default=True,
-    help="Where the file is saved.",
+    help="Folder in which the file is saved.",
 )
 accepts_option = count_option("--max-bytes", low=0, default=256 * 1_048_576, help="Refuse larger files.")
 
@@ -46,7 +46,7 @@ def connected(access: NodeAccess, file: Path, **settings: Any) -> Client:
 @click.argument("text")
 @json_option
 def send(access: NodeAccess, file: Path, as_json: bool, to: str, text: str) -> None:
-    """Send TEXT to the client KEY. It waits there until that client reads its inbox."""
+    """Send TEXT to the client KEY. The message waits until that client reads its inbox."""
     one = connected(access, file)
     name = one.send(to, text)
     one.disconnect()
@@ -54,14 +54,14 @@ def send(access: NodeAccess, file: Path, as_json: bool, to: str, text: str) -> N
 
 
 @client.command()
-@count_option("--max-messages", low=1, help="End after this many.")
+@count_option("--max-messages", low=1, help="End after this many messages.")
 @seconds_option("--idle-s", low=0.001, help="End when no message has arrived for this long.")
 @access_options(FAIL_OVER)
 @file_argument
 @click.option("--json", is_flag=True, expose_value=False, help="No effect: the output is always JSON.")
 def inbox(access: NodeAccess, file: Path, max_messages: int | None, idle_s: float | None) -> None:
-    """Print the client's messages, one JSON object per line, until Ctrl-C, each once. Requests for offered files are
-    answered meanwhile."""
+    """Print the client's messages until Ctrl-C, each of them once, one JSON object per line. Meanwhile, requests for
+    offered files are answered."""
     one = connected(access, file)
     left = max_messages
     messages = one.inbox(idle_s)
@@ -74,11 +74,11 @@ def inbox(access: NodeAccess, file: Path, max_messages: int | None, idle_s: floa
 
 
 @client.command()
-@seconds_option("--idle-s", low=0.001, help="End when nobody has asked for this long.")
+@seconds_option("--idle-s", low=0.001, help="End when no request has arrived for this long.")
 @access_options(FAIL_OVER)
 @file_argument
 def serve(access: NodeAccess, file: Path, idle_s: float | None) -> None:
-    """Send offered files to who asks for them, until Ctrl-C. Messages stay in the inbox."""
+    """Send offered files to the clients that request them, until Ctrl-C. Messages stay in the inbox."""
     one = connected(access, file)
     with suppress(KeyboardInterrupt):
         interruptible(lambda: one.serve(idle_s))
@@ -86,13 +86,14 @@ def serve(access: NodeAccess, file: Path, idle_s: float | None) -> None:
 
 
 @client.command()
-@seconds_option("--idle-s", low=0.001, help="End when nothing was said for this long.")
+@seconds_option("--idle-s", low=0.001, help="End when no message has arrived for this long.")
 @access_options(FAIL_OVER)
 @file_argument
 @click.argument("partner", metavar="KEY")
 def chat(access: NodeAccess, file: Path, partner: str, idle_s: float | None) -> None:
-    """Chat with the client KEY: lines of the standard input are sent, what it says is printed. `get NAME` fetches a
-    file that it offers into the working directory, `disconnect` or the end of the input ends the chat."""
+    """Chat with the client KEY: lines of the standard input are sent to it, and its messages are printed. `get NAME`
+    fetches a file that it offers into the working directory. `disconnect` ends the chat; without --idle-s, so does the
+    end of the input."""
     one = connected(access, file)
     with suppress(KeyboardInterrupt):
         if interruptible(lambda: one.chat(partner)):
@@ -127,7 +128,7 @@ def _say(one: Client, partner: str, line: str) -> None:
     word, _, name = line.partition(" ")
     if word == "get" and name:
         try:
-            click.echo(f"{one.fetch(partner, name.strip())} is there")
+            click.echo(f"saved {one.fetch(partner, name.strip())}")
         except LocalProtocolError as error:
             warn(str(error))
     elif line:
@@ -142,9 +143,9 @@ def _read_lines(typed: "queue.SimpleQueue[str | None]") -> None:
 
 @client.command()
 @topic_option
-@click.option("--title", default=None, help="Its title.")
-@click.option("--author", default=None, help="Its author.")
-@click.option("--withdraw", is_flag=True, help="Offer it no longer. The file itself stays.")
+@click.option("--title", default=None, help="Title of the file.")
+@click.option("--author", default=None, help="Author of the file.")
+@click.option("--withdraw", is_flag=True, help="Stop offering the file. The file itself is not removed.")
 @access_options(FAIL_OVER)
 @file_argument
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False))
@@ -159,7 +160,7 @@ def offer(
     author: str | None,
     withdraw: bool,
 ) -> None:
-    """Offer the file PATH: publish what it is, and send it to who asks (`serve`, `inbox`)."""
+    """Offer the file PATH: publish its description. `serve` and `inbox` send the file to clients that request it."""
     one = connected(access, file)
     name = path.name
     if withdraw:
@@ -176,7 +177,7 @@ def offer(
 @topic_option
 @folder_option
 @accepts_option
-@seconds_option("--timeout-s", low=0.001, default=60, help="Give up after this long; the request stays.")
+@seconds_option("--timeout-s", low=0.001, default=60, help="Stop waiting after this long; the request remains.")
 @yes_option
 @access_options(FAIL_OVER)
 @file_argument
@@ -195,7 +196,7 @@ def fetch(
     timeout_s: float,
     yes: bool,
 ) -> None:
-    """Get the file NAME that the client KEY offers. That has to be connected; else arrange a rendezvous."""
+    """Fetch the file NAME that the client KEY offers. That client must be connected; if it is not, use `rendezvous`."""
     one = connected(access, file)
 
     def confirm(resource: dict[str, Any]) -> bool:
@@ -219,22 +220,22 @@ def fetch(
 def rendezvous(
     access: NodeAccess, file: Path, as_json: bool, owner: str, name: str, folder: Path, max_bytes: int
 ) -> None:
-    """Ask for the file NAME of the client KEY, which may be away: it sends the file when it is back."""
+    """Request the file NAME from the client KEY, which may be offline: it sends the file when it is back."""
     one = connected(access, file)
     transfer = one.rendezvous(owner, name, folder=str(folder), accepts_bytes=max_bytes)
     one.disconnect()
-    line = f"{one.key}: asked {owner} for {name}; m4cast client transfers says when it is there"
+    line = f"{one.key}: asked {owner} for {name}; m4cast client transfers shows when it has arrived"
     show(as_json, {"id": transfer, "owner": owner, "name": name}, line)
 
 
 @client.command()
-@seconds_option("--idle-s", low=0.001, default=1, help="Wait this long for what has not arrived.")
-@click.option("--cancel", default=None, metavar="ID", help="Give this request up.")
+@seconds_option("--idle-s", low=0.001, default=1, help="Wait this long for files that have not arrived.")
+@click.option("--cancel", default=None, metavar="ID", help="Cancel this request.")
 @access_options(FAIL_OVER)
 @file_argument
 @json_option
 def transfers(access: NodeAccess, file: Path, as_json: bool, idle_s: float, cancel: str | None) -> None:
-    """Take what has come of the files that were asked for, and show how they stand."""
+    """Receive what has arrived of the requested files, and show the state of every request."""
     one = connected(access, file)
     if cancel is not None:
         one.cancel_transfer(cancel)
@@ -248,18 +249,24 @@ def transfers(access: NodeAccess, file: Path, as_json: bool, idle_s: float, canc
         detail = f": {each['detail']}" if each["detail"] else ""
         click.echo(f"{each['id']} {each['name']} of {each['owner']}: {each['state']}{detail}")
     if not found:
-        click.echo("nothing was asked for")
+        click.echo("no file was requested")
 
 
 @client.command()
 @filter_options("Only rows that satisfy this filter (docs/FILTERS.md).")
-@click.option("--scope", type=click.Choice(["node", "channel"]), default="node", show_default=True, help="Who answers.")
+@click.option(
+    "--scope",
+    type=click.Choice(["node", "channel"]),
+    default="node",
+    show_default=True,
+    help="Ask one node, or each stream of the topic at its origin.",
+)
 @access_options(FAIL_OVER)
 @file_argument
 @click.argument("topic")
 @click.option("--json", is_flag=True, expose_value=False, help="No effect: the output is always JSON.")
 def query(access: NodeAccess, file: Path, topic: str, where: str | None, language: str | None, scope: Any) -> None:
-    """Print the rows of TOPIC that match now, one JSON object per line. The client's profiles are not touched."""
+    """Print the rows of TOPIC that match now, one JSON object per line. The client's profiles are not affected."""
     one = connected(access, file)
     answer = one.query(topic, where, language=language, scope=scope)
     with suppress(KeyboardInterrupt):

@@ -1,16 +1,17 @@
-"""`m4cast explain`: what a filter means, what it passes and what it costs; and the options that filters have.
+"""`m4cast explain`: what a filter means, which rows pass and what it costs; and the options of filters.
 
 `m4cast subscribe`, `unsubscribe`, `subscriptions`: which rows are wanted at nodes, and who wants what on the channel. A
-registration is made at a node, and lasts until it is given up. It is spread to all nodes and shown there. Rows of
+registration is made at a node, and lasts until it is removed. It is reported to all nodes and shown there. Rows of
 selective topics go where they are wanted, those of broadcast topics to every node.
 """
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import click
 from rich.table import Table
@@ -23,13 +24,15 @@ from m4cast.console.options import command, count_option, json_option, json_per_
 from m4cast.console.screen import Screen, print_json
 from m4cast.overlay.client import Channel
 from m4cast.overlay.client.interest import ActiveLevel, Activity
+from m4cast.overlay.client.tail import Start, start_of
+from m4cast.overlay.errors import LocalProtocolError
 
 LANGUAGES = ("sql", "json", "diet")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def filter_options(about: str, *, required: bool = False) -> Callable[[F], F]:
-    """`--where` and `--language`."""
+    """Adds `--where` and `--language`."""
 
     def add(function: F) -> F:
         language = click.option("--language", type=click.Choice(LANGUAGES), help="Language of --where; sql by default.")
@@ -48,11 +51,16 @@ def warn_of_unknown(topic: str, explained: dict[str, Any]) -> None:
 @command()
 @filter_options("The filter, as in \"price > 100 AND country = 'PL'\" (docs/FILTERS.md).", required=True)
 @click.option("--topic", default="default", show_default=True, help="Topic whose rows are tested.")
-@count_option("--rows", high=10_000_000, default=100_000, help="Test at most this many of the newest rows.")
+@count_option(
+    "--rows",
+    high=10_000_000,
+    default=100_000,
+    help="Test this many rows: of each stream's newest an equal share, at least one.",
+)
 @channel_options(FAIL_OVER)
 @json_option
 def explain(channel: Channel, as_json: bool, where: str, language: str | None, topic: str, rows: int) -> None:
-    """Show what a filter means, how many rows of a topic pass, and what it costs a node.
+    """Show what a filter means, how many rows of a topic pass, and what the filter costs a node.
 
     A column that the topic does not have is null in every row. The command warns of such columns.
     """
@@ -77,10 +85,10 @@ def explain(channel: Channel, as_json: bool, where: str, language: str | None, t
 
 def _summaries(found: dict[str, Any]) -> str:
     batches, passed = found["batches"], found["passed_over_batches"]
-    return (
-        f"batches: {found['summarised_batches']:,} of {batches:,} have a summary; {passed:,} are passed over by it, "
-        f"{batches - passed:,} are read"
-    )
+    summarised = f"batches: {found['summarised_batches']:,} of {batches:,} have a summary"
+    if passed is None:
+        return f"{summarised}; a token with a filter is not told what they decide"
+    return f"{summarised}; {passed:,} are passed over by it, {batches - passed:,} are read"
 
 
 def _passing(found: dict[str, Any]) -> str:
@@ -88,7 +96,8 @@ def _passing(found: dict[str, Any]) -> str:
     if not rows:
         return "rows: none was tested"
     cost = found["cpu_ms_per_million_rows"]
-    return f"rows: {matching:,} of {rows:,} pass ({matching / rows:.2%}); {cost:,.1f} ms of CPU per million rows"
+    passing = f"rows: {matching:,} of {rows:,} pass ({matching / rows:.2%})"
+    return passing if cost is None else f"{passing}; {cost:,.1f} ms of CPU per million rows"
 
 
 # ---- registrations
@@ -98,14 +107,22 @@ wanted_rows = filter_options("Only rows that satisfy this filter (docs/FILTERS.m
 
 @command()
 @wanted_rows
-@click.option("--earliest", is_flag=True, help="From the earliest rows that are kept, not only new ones.")
+@click.option("--earliest", is_flag=True, help="Short for --from earliest.")
+@click.option(
+    "--from",
+    "start",
+    metavar="earliest|latest|TIME|POSITION",
+    help="Where to start in a selective topic: at the earliest rows that are retained, at a time (ISO 8601 with a "
+    "zone, or milliseconds since 1970 UTC), or at a position, which is JSON as in "
+    '\'{"orders": {"<origin>": 101}}\'. By default, with new rows.',
+)
 @click.option(
     "--wait",
     "awaited",
     type=click.Choice(["active", "system"]),
-    help="Wait until all nodes that are present know of it, or all gatekeepers of the federation.",
+    help="Wait until all present nodes know of the registration, or all gatekeepers of the federation.",
 )
-@seconds_option("--wait-s", low=0, default=30, help="How long to wait; then exit with 1.")
+@seconds_option("--wait-s", low=0, default=30, help="How long to wait; after that, exit with 1.")
 @channel_options(EACH)
 @json_per_node_option
 @click.argument("topic")
@@ -115,16 +132,17 @@ def subscribe(
     where: str | None,
     language: str | None,
     earliest: bool,
+    start: str | None,
     awaited: str | None,
     wait_s: float,
     topic: str,
 ) -> None:
     """Register rows of TOPIC as wanted at each node that is named."""
     is_active = True
+    since = _start(start, earliest=earliest)
     for node in channel.nodes:
-        start: Literal["earliest", "latest"] = "earliest" if earliest else "latest"
         there = channel.at(node)
-        answer = there.register(topic, where or "", language=language or "sql", start=start)
+        answer = there.register(topic, where or "", language=language or "sql", start=since)
         found = None
         if awaited:
             level: ActiveLevel = "system" if awaited == "system" else "channel"
@@ -142,6 +160,17 @@ def subscribe(
                 click.echo(_levels(topic, found))
     if not is_active:
         raise SystemExit(EXIT_CODE_FAILED)
+
+
+def _start(text: str | None, *, earliest: bool) -> Start:
+    if earliest and text is not None:
+        raise click.UsageError("--earliest and --from exclude each other: give one of them")
+    if text is None:
+        return "earliest" if earliest else "latest"
+    try:
+        return start_of(json.loads(text) if text.startswith("{") else text)
+    except (LocalProtocolError, ValueError) as error:
+        raise click.BadParameter(str(error), param_hint="--from") from None
 
 
 def _activity(found: Activity) -> str:
@@ -167,7 +196,7 @@ def _levels(topic: str, found: Activity) -> str:
 @json_per_node_option
 @click.argument("topic")
 def unsubscribe(channel: Channel, as_json: bool, where: str | None, language: str | None, topic: str) -> None:
-    """Give up what `subscribe` registered for TOPIC at each node that is named."""
+    """Remove what `subscribe` registered for TOPIC at each node that is named."""
     for node in channel.nodes:
         removed = channel.at(node).unregister(topic, where or "", language=language or "sql")
         if as_json:
@@ -177,10 +206,10 @@ def unsubscribe(channel: Channel, as_json: bool, where: str | None, language: st
 
 
 @command()
-@click.option("--topic", default=None, help="Only registrations of this topic.")
-@click.option("--follow", is_flag=True, help="Go on with changes as they happen, until Ctrl-C.")
-@seconds_option("--idle-s", low=0, default=None, help="With --follow: end after so long without a change.")
-@click.option("--costs", is_flag=True, help="What each registration of the answering node costs and saves.")
+@click.option("--topic", default=None, help="Show only registrations of this topic.")
+@click.option("--follow", is_flag=True, help="Show registrations, and their changes as they happen, until Ctrl-C.")
+@seconds_option("--idle-s", low=0, default=None, help="With --follow: end when nothing has changed for this long.")
+@click.option("--costs", is_flag=True, help="Show what each registration of the answering node costs and saves.")
 @channel_options(FAIL_OVER)
 @json_option
 def subscriptions(
@@ -188,7 +217,7 @@ def subscriptions(
 ) -> None:
     """Show who wants what, at which node and since when, as the answering node knows it."""
     if follow and costs:
-        raise click.UsageError("--costs does not go with --follow")
+        raise click.UsageError("--costs and --follow exclude each other: give one of them")
     if follow:
         _follow(channel, topic, idle_s, as_json=as_json)
         return
@@ -207,7 +236,7 @@ def subscriptions(
         return
     Screen().print(_registrations_table(registrations))
     if view["has_more"]:
-        warn("there are more registrations than one answer has: name a --topic")
+        warn("there are more registrations than fit in one answer: name a --topic")
 
 
 def _follow(channel: Channel, topic: str | None, idle_s: float | None, *, as_json: bool) -> None:
@@ -224,7 +253,7 @@ def _follow(channel: Channel, topic: str | None, idle_s: float | None, *, as_jso
 def _show_costs(own: list[dict[str, Any]]) -> None:
     counted = [each for each in own if each["cost"] is not None]
     if not counted:
-        click.echo("no registration of this node is of a selective topic that you may read whole")
+        click.echo("this node has no registration on a selective topic of which you may read every row")
         return
     names = ("topic", "where", "of", "batches", "rows", "match", "batches in vain", "rows in vain", "rows spared", "MB")
     table = Table(*names, box=None, pad_edge=False)
@@ -236,7 +265,7 @@ def _show_costs(own: list[dict[str, Any]]) -> None:
         table.add_row(*map(Text, (*cells, f"{cost['bytes'] / 1e6:,.1f}")))
     Screen().print(table)
     if not all(each["cost"]["is_whole"] for each in counted):
-        warn("not all rows are counted yet: repeat the command to go on")
+        warn("not all rows are counted yet: repeat the command to count the others")
 
 
 def _registrations_table(registrations: list[dict[str, Any]]) -> Table:

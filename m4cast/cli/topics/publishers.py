@@ -1,6 +1,6 @@
 """`m4cast publishers`: the publisher keys that nodes remember, and the removal of those that are no longer needed.
 
-A key belongs to one node, its publisher's access point: `list` and `remove` apply to every node that is named.
+A key belongs to one node, the access point of its publisher. `list` and `remove` apply to every node that is named.
 """
 
 from itertools import islice
@@ -32,7 +32,7 @@ def publishers() -> None:
 @channel_options(EACH)
 @json_per_node_option
 def list_(channel: Channel, as_json: bool, prefix: str, limit: int) -> None:
-    """Show the keys of each node: position, creator, and how long they were unused while the node was up."""
+    """Show the keys of each node with position, creator, and for how long they were unused while the node was up."""
     for node in channel.nodes:
         found = list(islice(channel.at(node).publishers(prefix), limit + 1))
         shown, has_more = found[:limit], len(found) > limit
@@ -54,8 +54,8 @@ def list_(channel: Channel, as_json: bool, prefix: str, limit: int) -> None:
 def remove(channel: Channel, as_json: bool, yes: bool, keys: tuple[str, ...]) -> None:
     """Remove KEY... from each node. The rows that were published with them stay.
 
-    A publisher that continues with a removed key is refused. One that starts over with it can publish rows again that
-    it has published before. Remove only keys whose publishers have ended.
+    A publisher that continues with a removed key is refused. One that starts over with the key can publish rows a
+    second time. Remove only keys whose publishers have ended.
     """
     if not yes:
         named = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")

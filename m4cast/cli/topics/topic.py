@@ -43,8 +43,8 @@ def describe(channel: Channel, as_json: bool, topic: str) -> None:
             sizes = f"{count_of(found['rows'], 'row')}, {size_of(found['bytes'])}"
         settings = f"{_retained(found['retention'])}; {_summarised(found['summaries'])}"
         click.echo(f"{topic} at {node}: {sizes}; {settings}")
-        if found.get("is_quiet"):  # older nodes do not tell
-            click.echo("  quiet: nobody in other channels wants anything of it")
+        if found.get("is_quiet"):  # older nodes do not report it
+            click.echo("  quiet: no other channel wants its rows")
         if found["columns"] is None:
             click.echo(f"  conflicting columns: {found['conflict']}")
         for column in found["columns"] or ():
@@ -67,8 +67,9 @@ def retention(
 ) -> None:
     """Set how much of TOPIC each node retains. Without a limit, the node's default applies again.
 
-    With --all-nodes, the nodes that are named are asked for all others. The setting is made wherever it can be; nodes
-    where it cannot are reported, and the exit code is 1. Repeat the command once they are back.
+    With --all-nodes, the nodes that are named are asked for the addresses of all others. The limits are set wherever
+    possible; nodes that could not be reached are reported, and the exit code is 1. Repeat the command once they are
+    back.
     """
     nodes = [(node, node) for node in channel.nodes] if not all_nodes else every_node(channel)
     failed = False
@@ -92,7 +93,7 @@ def retention(
 
 
 @topic.command()
-@click.option("--column", "columns", multiple=True, metavar="NAME", help="Summarise this column; may be repeated.")
+@click.option("--column", "columns", multiple=True, metavar="NAME", help="Summarise this column. Can be repeated.")
 @click.option("--off", is_flag=True, help="Make no summaries.")
 @channel_options(EACH, is_interruptible=True)
 @json_per_node_option
@@ -100,7 +101,7 @@ def retention(
 def summaries(channel: Channel, as_json: bool, columns: tuple[str, ...], off: bool, topic: str) -> None:
     """Set which columns of TOPIC are summarised at each node, in the batches that are published there.
 
-    Filtered reads pass over batches whose summary rules a match out. A dot leads to a member of a struct:
+    Filtered reads pass over batches whose summary rules a match out. A member of a struct is named with a dot:
     address.city. Without --column and --off, the columns are those that reads at the node filter by.
     """
     if columns and off:
@@ -115,16 +116,17 @@ def summaries(channel: Channel, as_json: bool, columns: tuple[str, ...], off: bo
 
 
 @topic.command()
-@click.option("--spread", type=click.Choice(["selective"]), default="selective", help="How its rows travel.")
+@click.option("--spread", type=click.Choice(["selective"]), default="selective", help="How rows travel.")
 @click.option("--keepers", type=click.IntRange(0, 8), default=2, show_default=True, help="Nodes that keep all rows.")
-@click.option("--route-by", "route_by", multiple=True, metavar="COLUMN", help="Decides where rows go; may be repeated.")
+@click.option("--route-by", "route_by", multiple=True, metavar="COLUMN", help="Column to route by. Can be repeated.")
 @channel_options(ACCESS_POINT, is_interruptible=True)
 @json_option
 @click.argument("topic")
 def create(channel: Channel, spread: str, keepers: int, route_by: tuple[str, ...], as_json: bool, topic: str) -> None:
     """Make TOPIC a selective topic: its rows go to the nodes that want them, and to its keepers.
 
-    Every node must have the protocol version that this needs. Topics that are not created are broadcast.
+    Every node must support the protocol version that selective topics need. A topic that is not created in this way is
+    a broadcast topic.
     """
     made = channel.create_topic(topic, keepers=keepers, route_by=route_by)
     if as_json:
@@ -139,7 +141,7 @@ def create(channel: Channel, spread: str, keepers: int, route_by: tuple[str, ...
 @json_per_node_option
 @click.argument("topic")
 def compact(channel: Channel, as_json: bool, topic: str) -> None:
-    """Remove from each node the batches of the table TOPIC in which nothing stands any more.
+    """Remove from each node the batches of the table TOPIC in which no row stands any more.
 
     Batches are removed from the beginning of each stream, up to the first one in which a row stands or which a reader
     holds. Retention does not remove rows of tables.
@@ -158,7 +160,7 @@ def compact(channel: Channel, as_json: bool, topic: str) -> None:
 @json_per_node_option
 @click.argument("topic")
 def delete(channel: Channel, as_json: bool, yes: bool, topic: str) -> None:
-    """Delete the rows of TOPIC that each node retains. Numbering continues; nodes that are not named keep theirs."""
+    """Delete the rows of TOPIC at each node that is named. Numbering continues; other nodes keep their rows."""
     if not yes:
         confirm(f"Delete the rows of {topic!r} at {', '.join(channel.nodes)}?")
     for node in channel.nodes:

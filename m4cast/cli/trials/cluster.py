@@ -79,7 +79,7 @@ def up(nodes: int | None, degree: int | None, tls: bool, tokens: str | None, fol
 
 
 def _export(local: LocalCluster) -> str:
-    """A shell command that sets what clients need to know; M4CAST_WEB is for browsers and curl."""
+    """A shell command that sets the variables that clients need; M4CAST_WEB is for browsers and curl."""
     known = {"node": ",".join(node.door for node in local.plan.nodes), **local.credentials()}
     if "tokens" in local.plan.node:
         known = {name: value for name, value in known.items() if name in ("node", "ca")} | {"token": "file:PATH"}
@@ -142,7 +142,7 @@ def add(folder: Path, as_json: bool) -> None:
 @_folder_option
 @json_option
 def down(folder: Path, as_json: bool) -> None:
-    """Stop every node gracefully. Stores and logs stay.
+    """Stop every node gracefully. Stores and logs are kept.
 
     A node that takes longer than 20 s is killed.
     """
@@ -155,7 +155,7 @@ def down(folder: Path, as_json: bool) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """On a terminal, a line with the number of nodes that are ready; if a node fails, the end of its log."""
+    """Show, on a terminal, a line with the number of nodes that are ready; if a node fails, the end of its log."""
     is_shown = sys.stderr.isatty()
     began = time.monotonic()
 
@@ -190,7 +190,7 @@ def _show(local: LocalCluster, as_json: bool, summary: str) -> None:
 
 
 def as_object(view: NodeView) -> dict[str, object]:
-    """`address` is the door, under the name that it had in the first version."""
+    """The node as an object for JSON. `address` is the door, under the name that it had in the first version."""
     return {
         "name": view.name,
         "address": view.door,

@@ -1,6 +1,7 @@
 """`m4cast demo`: watch a channel of real nodes, from their start to an account of every row.
 
-However it ends, no process is left behind. See `m4cast.demo.spark`, and `m4cast.demo.quick` for installs without Spark.
+However the demo ends, it leaves no process behind. See `m4cast.demo.spark`, and `m4cast.demo.quick` for installs
+without Spark.
 """
 
 import logging
@@ -43,7 +44,9 @@ QUICK_SECONDS, SECONDS = 2.0, 8.0
     default="m4cast-demo",
     help="Folder for the tables, the report and the drawing of the graph. Results of an earlier demo are replaced.",
 )
-@click.option("--no-spark", is_flag=True, help="Only nodes and clients: faster, needs no Java, uses --svg and not DIR.")
+@click.option(
+    "--no-spark", is_flag=True, help="Run only nodes and clients: faster, needs no Java, uses --svg instead of --dir."
+)
 @svg_option
 @json_option
 def demo(

@@ -1,7 +1,7 @@
 """`m4cast doctor`: check whether this machine has what m4cast needs, and whether nodes answer from here.
 
-Each check is ok, warn (something will not work, or not well) or fail (m4cast will not work). The exit code is 1 if any
-check failed. Nothing is changed; a file is written and removed to time the disk.
+The result of each check is ok, warn (something will not work, or not well) or fail (m4cast will not work). The exit
+code is 1 if any check failed. Nothing is changed, but a file is written and removed to measure the disk.
 """
 
 import importlib
@@ -40,10 +40,11 @@ JAVA_MIN = 17
 JAVA_TIMEOUT_S = 20
 PACKAGES = {
     "client": ("click", "fastavro", "pyarrow", "rich", "xxhash"),
-    "node": ("cryptography", "lmdb", "prometheus_client", "uvloop"),
+    "node": ("aiohttp", "cryptography", "lmdb", "numpy", "orjson", "prometheus_client", "sqlglot", "uvloop"),
     "spark": ("delta", "pandas", "pyspark"),
-    "kafka": ("kafka",),
+    "kafka": ("crc32c", "kafka", "prometheus_client"),
     "sim": ("networkx", "numpy", "sqlglot"),
+    "aio": ("aiohttp",),
 }
 """Modules by the extra that installs them; those of a client are installed with m4cast itself."""
 DISTRIBUTIONS = {"delta": "delta-spark", "kafka": "kafka-python"}
@@ -67,7 +68,7 @@ class Finding:
 
 
 @command()
-@folder_option(default=".", help="Folder whose disk is checked: where stores will be.")
+@folder_option(default=".", help="Folder for stores, whose disk is checked.")
 @access_options("Door of a node to check as well. Can be repeated.", from_environment=False)
 @json_option
 def doctor(folder: Path, access: NodeAccess, as_json: bool) -> None:
@@ -140,7 +141,7 @@ def _java() -> Finding:
 
 
 def _jars() -> Finding:
-    """pyspark includes Spark's jars. Spark downloads Delta's on first use, so it is no problem if they are missing."""
+    """Check Spark's jars, which pyspark includes. Delta's may be missing, since Spark downloads them on first use."""
     try:
         spark_jars = Path(str(importlib.import_module("pyspark").__file__)).parent / "jars"
     except ImportError:

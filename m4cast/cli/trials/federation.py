@@ -29,7 +29,8 @@ def federation() -> None:
     "--spec",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="TOML with [federation], [[channel]] and [[gateway]] tables, of a new federation (docs/FEDERATION.md).",
+    help="TOML file that specifies a new federation by the tables [federation], [[channel]] and [[gateway]] "
+    "(docs/FEDERATION.md).",
 )
 @_folder_option
 @json_option
@@ -64,7 +65,7 @@ def status(folder: Path, as_json: bool) -> None:
 @federation.command()
 @_folder_option
 def down(folder: Path) -> None:
-    """Stop every node gracefully. Stores and logs stay."""
+    """Stop every node gracefully. Stores and logs are kept."""
     local = LocalFederation.open(folder)
     local.down()
     click.echo(f"{count_of(len(local.clusters), 'channel')} stopped")

@@ -1,7 +1,7 @@
-"""`m4cast sim`: run the protocol's own code with simulated nodes and virtual time, and report what it did.
+"""`m4cast sim`: run the protocol's own code with simulated nodes in virtual time, and report the results.
 
 The table explains each number; `--json` prints the report for programs. Progress and broken promises are shown on
-stderr. The exit code is 0 if everything that the scenario promises holds, and 1 if not.
+stderr. The exit code is 0 if every promise of the scenario holds, and 1 if not.
 """
 
 import textwrap
@@ -43,8 +43,9 @@ Scenarios:
 
 The exit code is 0 if everything that the scenario promises holds: the graph is connected, every node has all its
 neighbours, and every batch was delivered exactly once and in order at every node that stayed. Otherwise it is 1.
-In `selective` and `keepers`, only nodes that wanted a batch before it was published are sent it, and count.
-In `units` it is 0 if every batch reached, once, every node whose want was confirmed where it was published.
+In `selective` and `keepers`, a batch is sent only to nodes that wanted it before it was published, and only these
+count. In `units` the exit code is 0 if every batch was delivered exactly once at every node whose want was confirmed
+where the batch was published.
 """
 UNITS_HELP = (
     "A federation of clusters, of four nodes to 64, in four super-clusters. A tenth of the nodes, at most 64, want the "
@@ -74,15 +75,15 @@ def _help() -> str:
     low=DEGREE_MIN,
     high=DEGREE_MAX,
     default=4,
-    help="Neighbours of each node. More: fewer hops, more failures survived, more copies of each batch.",
+    help="Neighbours of each node. More neighbours: fewer hops, more failures survived, more copies of each batch.",
 )
-@count_option("--seed", low=0, high=SEED_MAX, default=1, help="Seed of everything random in the run.")
+@count_option("--seed", low=0, high=SEED_MAX, default=1, help="Seed of all random choices in the run.")
 @click.option(
     "--scenario",
     type=click.Choice([*SCENARIOS, UNITS_SCENARIO]),
     default="grow",
     show_default=True,
-    help="What happens to the channel; see above.",
+    help="What happens to the channel: see above.",
 )
 @count_option("--messages", high=MESSAGES_MAX, default=20, help="Number of batches published.")
 @click.option(

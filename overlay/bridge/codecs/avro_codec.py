@@ -33,9 +33,9 @@ FINGERPRINT = "CRC-64-AVRO"
 
 
 class AvroCodec:
-    """With a `registry`, values carry its prefix; without one they are single objects of one of `schemas`. Values are
-    written with the first of `schemas`, or else with a schema derived from the columns and registered as `TOPIC-value`.
-    """
+    """Values in Avro. With a `registry` they carry its prefix; without one they are single objects of one of `schemas`.
+    Values are written with the first of `schemas`, or else with a schema derived from the columns and registered as
+    `TOPIC-value`."""
 
     consumed_headers: tuple[str, ...] = ()
 

@@ -93,7 +93,10 @@ def _event_of(record: Record) -> dict[str, Any]:
             raise ValueError(f"a structured event must be {STRUCTURED_JSON}, not {content_type}")
         return event_of_json(record.value)
     if not headers:
-        raise ValueError(f"no header {PREFIX}... and no content-type {STRUCTURED_JSON}")
+        raise ValueError(
+            f"not a CloudEvent, with no header {PREFIX}... and no content-type {STRUCTURED_JSON}: "
+            "choose another format for this topic"
+        )
     attributes: dict[str, Any] = {name.removeprefix(PREFIX): value for name, value in headers.items()}
     return event_of({**attributes, "datacontenttype": content_type}, record.value)
 

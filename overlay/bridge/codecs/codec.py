@@ -41,7 +41,7 @@ class Record(Protocol):
 
 
 class Problem(NamedTuple):
-    """Why one record, or one row, becomes a dead letter."""
+    """The reason why one record, or one row, becomes a dead letter."""
 
     reason: str
     detail: str

@@ -102,8 +102,8 @@ class GroupConsumer:
         return self._consumer.poll(timeout_ms=JOIN_MS)  # type: ignore[no-any-return]
 
     def _poll_settled(self, writing: Sequence["Future[None]"]) -> dict[Any, list[Any]]:
-        """If a batch is ready, wait for its writer and not in the poll: the poll would sleep while all partitions
-        are paused, and the writer would idle."""
+        """Polled records by partition. While a batch is being written, this waits for its writer and not in the poll:
+        the poll would sleep while all partitions are paused, and the writer would idle."""
         polled: dict[Any, list[Any]] = self._consumer.poll(timeout_ms=0 if writing else POLL_MS)
         if writing and not polled:
             wait(writing, POLL_MS / 1000, FIRST_COMPLETED)

@@ -235,6 +235,7 @@ def _copied(frontier: Frontier) -> Frontier:
 
 
 def _is_fenced(error: KafkaError) -> bool:
-    """Also if kafka-python only names it in the text of another error, as it does after the first time."""
+    """True if the producer was fenced, even if kafka-python only names that in the text of another error, as it does
+    after the first time."""
     fenced = (ProducerFencedError, InvalidProducerEpochError)
     return isinstance(error, fenced) or any(each.__name__ in repr(error.args) for each in fenced)

@@ -69,8 +69,8 @@ class RowLetters:
         )
 
     def _publish(self, letters: list[dict[str, Any]]) -> None:
-        """In halves if they are too large together. A letter that is too large alone, for a channel with a small batch
-        limit, is published without its content."""
+        """Publish letters, in halves if they are too large together. A letter that is too large alone, for a channel
+        with a small batch limit, is published without its content."""
         try:
             self._channel.publish(self._topic, pa.Table.from_pylist(letters, schema=DEAD_LETTER))
         except RefusedError as error:

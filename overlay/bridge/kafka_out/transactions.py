@@ -78,7 +78,7 @@ class Transactions:
         """The most rows of the next transaction: fewer while a refused row is being isolated."""
 
     def use(self, producer: Any, cluster: str) -> None:
-        """From now on, send with this producer; what another one has not committed is forgotten."""
+        """Send with this producer from now on; what another one has not committed is forgotten."""
         self._producer = producer
         self._cluster = cluster
         self._uncounted.clear()

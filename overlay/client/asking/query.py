@@ -5,6 +5,10 @@ nodes and their doors from the topology, asks all of them at once how far each s
 to its origin, or, if that does not answer, to a node that has most of it. If a node is lost on the way, the read
 continues at another one from its position: certificates say how far everything that matches was given.
 
+An origin answers of its own stream whatever is registered. To be asked for the stream of another one, a node has to
+want the rows of a selective topic: it registers the query's condition, and no more, for as long as a reader's
+registration is kept.
+
 Nodes do not call each other for a query: the asker reaches their doors itself, so rights, quotas and the filter of its
 token apply as they do to any read, and a query costs a node nothing that a read does not.
 
@@ -17,7 +21,7 @@ Guarantee 13: the answer has exactly the rows that match of the ranges that it n
 answer.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -69,7 +73,7 @@ class TopicQuery(Iterator[pa.RecordBatch]):
         self.doors = self._plan_node() if scope == "node" else self._plan_channel()
         """The address of each node that answered, by its name."""
         self.standing = self._standing()
-        """For a table: the rows that are asked for. None: the topic is no table."""
+        """The rows that are asked for, if the topic is a table; None otherwise."""
         self._batches = self._read()
 
     def __next__(self) -> pa.RecordBatch:
@@ -83,7 +87,7 @@ class TopicQuery(Iterator[pa.RecordBatch]):
 
     def _plan_node(self) -> dict[str, str]:
         """Returns the doors of the nodes by their names."""
-        extents = self._channel.extents(self._topic).get(self._topic, {})
+        extents = self._wanted_at(self._channel)
         if not extents:
             raise _unknown(self._topic)
         nodes = ",".join(self._channel.nodes)
@@ -96,14 +100,15 @@ class TopicQuery(Iterator[pa.RecordBatch]):
         names = {each["node_id"]: f"{each['name']} ({each['node_id'][:8]})" for each in nodes}
         doors = {names[each["node_id"]]: each["door"] for each in nodes if each["door"]}
         self.unanswered = {names[each["node_id"]]: "it has no door" for each in nodes if not each["door"]}
-        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-            asked = {name: pool.submit(self._extents_at, door) for name, door in doors.items()}
-        known: dict[str, dict[str, list[int]]] = {}
-        for name, answer in asked.items():
-            try:
-                known[name] = answer.result()
-            except M4castError as error:
-                self.unanswered[name] = str(error)
+        known = self._asked(doors, self._stored_at)
+        there = {origin for origin, name in names.items() if name in known}
+        own = {name: {each: found for each, found in known[name].items() if each in there} for name in known}
+        if any(extents.keys() - there for extents in known.values()):
+            others = self._asked({name: doors[name] for name in known}, self._wanted_at)
+            known = {
+                name: own[name] | {each: found for each, found in others[name].items() if each not in there}
+                for name in others
+            }
         if not known:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.unanswered.items())
             raise M4castError(f"no node of the channel answers at its own door ({reasons}): ask with scope node")
@@ -113,9 +118,32 @@ class TopicQuery(Iterator[pa.RecordBatch]):
         self._known = known
         return {name: doors[name] for name in known}
 
-    def _extents_at(self, door: str) -> dict[str, list[int]]:
-        at = self._channel.at(door, timeout_s=min(ASK_S, self._channel.timeout_s))
-        return at.extents(self._topic).get(self._topic, {})
+    def _asked(
+        self, doors: dict[str, str], ask: Callable[["Channel"], dict[str, list[int]]]
+    ) -> dict[str, dict[str, list[int]]]:
+        """Ask all of these at once how far streams reach. Returns the answers by the nodes' names."""
+
+        def asked(door: str) -> dict[str, list[int]]:
+            return ask(self._channel.at(door, timeout_s=min(ASK_S, self._channel.timeout_s)))
+
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            answers = {name: pool.submit(asked, door) for name, door in doors.items()}
+        known = {}
+        for name, answer in answers.items():
+            try:
+                known[name] = answer.result()
+            except M4castError as error:
+                self.unanswered[name] = str(error)
+        return known
+
+    def _stored_at(self, node: "Channel") -> dict[str, list[int]]:
+        """The ends of the streams at a node. Of a selective topic, that is exact for the node's own stream alone."""
+        return node.extents(self._topic, stored=True).get(self._topic, {})
+
+    def _wanted_at(self, node: "Channel") -> dict[str, list[int]]:
+        """The end of what the node has for the query, by stream; of a selective topic, it wants that from now on."""
+        where, language = self._filter or ("", None)
+        return node.news({}, self._topic, where=where, language=language or "sql").get(self._topic, {})
 
     def _standing(self) -> ProfileRows | None:
         name = next((each.node for each in self.ranges if each.first < each.next), None)

@@ -34,17 +34,28 @@ class Questions:
     ) -> pa.Table:
         """A table as it stands at the answering node, up to `end`: of each owner and name the row with the greatest
         version, unless that is a removal. `where` chooses among the rows that stand. `removed`: with removals, too.
+        If batches of the table were removed by compaction, an `end` before the latest rows is refused (`missing`).
 
         >>> channel.table("offers", "price < 50").num_rows
         2
         """
-        ticket: dict[str, object] = {"read": "table", "topic": topic, "end": end, "removed": removed}
-        ticket |= {"compression": self._doors.compression, **filter_fields(filter_of(where, language))}
+        ticket = {"end": end, "removed": removed, **filter_fields(filter_of(where, language))}
+        return self._doors.anywhere(lambda client, limit_s: self._read_table(client, limit_s, topic, ticket))
 
-        def read(client: Any, limit_s: float) -> pa.Table:
-            self._doors.greet(client, limit_s)
-            timeout_ms = max(int(limit_s * 1000), 1)
-            return self._doors.read(client, self._doors.timeout_s + PATIENCE_S, {**ticket, "timeout_ms": timeout_ms})
+    def _read_table(self, client: Any, limit_s: float, topic: str, ticket: dict[str, object]) -> pa.Table:
+        self._doors.greet(client, limit_s)
+        about = {"read": "table", "topic": topic, "timeout_ms": max(int(limit_s * 1000), 1)}
+        about |= {"compression": self._doors.compression}
+        return self._doors.read(client, self._doors.timeout_s + PATIENCE_S, {**ticket, **about})
+
+    def _table_and_position(self, topic: str) -> tuple[pa.Table, Frontier]:
+        """A table as it stands at a node, with removals, and a position that this includes: rows after the position may
+        be in it as well, whose versions tell that they are known."""
+
+        def read(client: Any, limit_s: float) -> tuple[pa.Table, Frontier]:
+            found = self._doors.act(client, limit_s, "frontier", {"topics": [topic]})
+            position = {name: {each: ends[1] for each, ends in origins.items()} for name, origins in found.items()}
+            return self._read_table(client, limit_s, topic, {"end": "latest", "removed": True}), position
 
         return self._doors.anywhere(read)
 
@@ -89,8 +100,9 @@ class Questions:
         `scope="node"`: the answering node, which has all rows of a broadcast topic. `scope="channel"`: every stream is
         asked of one node, at that node's own door: of its origin if that answers, else of one that has more of it than
         others. `ranges` has, by stream, the range that the answer is exact for and the node that gave it, `unanswered`
-        the nodes that did not answer, with the reason. Nothing is kept at the nodes; a query that is closed, or no
-        longer used, ends there. Of a table, the answer has rows that stand, and `where` chooses among these.
+        the nodes that did not answer, with the reason. A query that is closed, or no longer used, ends at the nodes,
+        and they keep nothing of it; of a selective topic, a node that is asked for the stream of another one wants the
+        rows that match for ten minutes. Of a table, the answer has rows that stand, and `where` chooses among these.
 
         >>> query = channel.query("orders", "price > 100", scope="channel")
         >>> sum(batch.num_rows for batch in query), query.unanswered

@@ -120,9 +120,8 @@ class TableTail(Iterator[TableChange]):
             self._tail.close()
 
     def _begin(self) -> TableChange:
-        frontier = self._channel.frontier(self._topic)
-        standing = self._channel.table(self._topic, removed=True, end=frontier)
-        self._tail = self._channel.tail(self._topic, frontier, idle_s=self._idle_s)
+        standing, position = self._channel._table_and_position(self._topic)
+        self._tail = self._channel.tail(self._topic, position, idle_s=self._idle_s)
         self._versions = {}
         rows = standing.combine_chunks().to_batches()
         news = self._news(rows[0]) if rows else pa.RecordBatch.from_pylist([], schema=standing.schema)

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from m4cast.overlay.client.credentials import Credentials
 from m4cast.overlay.client.doors import nodes_of
-from m4cast.overlay.client.live.link import CREDIT_FRAMES, LiveLink, LiveRows
+from m4cast.overlay.client.live.link import CONNECT_S, CREDIT_FRAMES, LiveLink, LiveRows
 from m4cast.overlay.client.put_call import RowRange
 from m4cast.overlay.client.tables import table_of
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
@@ -60,7 +60,7 @@ class AsyncChannel:
         self._credentials = Credentials(token, str(ca), str(cert), str(key))
         self._session: aiohttp.ClientSession | None = None
         self._links: dict[str, LiveLink] = {}
-        self._opening = asyncio.Lock()
+        self._opening: dict[str, asyncio.Task[LiveLink]] = {}
         self._tails = 0
 
     async def __aenter__(self) -> "AsyncChannel":
@@ -71,6 +71,9 @@ class AsyncChannel:
 
     async def close(self) -> None:
         """Close all connections. The channel can be used again."""
+        for opening in list(self._opening.values()):
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
         links, self._links = self._links, {}
         for link in links.values():
             await link.close()
@@ -159,7 +162,7 @@ class AsyncChannel:
             headers = {**self._headers(), **request.pop("headers", {})}
             try:
                 session = self._sessions()
-                timeout = aiohttp.ClientTimeout(total=self.timeout_s)
+                timeout = aiohttp.ClientTimeout(total=self.timeout_s, sock_connect=CONNECT_S)
                 url = f"{self._url(node)}{path}"
                 async with session.request(
                     method, url, headers=headers, ssl=self._tls(), timeout=timeout, **request
@@ -180,15 +183,27 @@ class AsyncChannel:
 
     async def _link(self, node: str) -> LiveLink:
         """The link to a node; opened if there is none, or the last one was lost."""
-        async with self._opening:
-            link = self._links.get(node)
-            if link is None or link.is_lost:
-                if link is not None:
-                    await link.close()
-                options = {"headers": self._headers(), "ssl": self._tls()}
-                link = await LiveLink.open(self._sessions(), node, self._url(node), **options)
-                self._links[node] = link
+        link = self._links.get(node)
+        if link is not None and not link.is_lost:
             return link
+        opening = self._opening.get(node)
+        if opening is None:
+            opening = self._opening[node] = asyncio.get_running_loop().create_task(self._open(node))
+            opening.add_done_callback(lambda ended: self._opened(node, ended))
+        return await asyncio.shield(opening)  # others may wait for it, too
+
+    async def _open(self, node: str) -> LiveLink:
+        lost = self._links.pop(node, None)
+        if lost is not None:
+            await lost.close()
+        options = {"headers": self._headers(), "ssl": self._tls()}
+        link = self._links[node] = await LiveLink.open(self._sessions(), node, self._url(node), **options)
+        return link
+
+    def _opened(self, node: str, ended: "asyncio.Task[LiveLink]") -> None:
+        self._opening.pop(node, None)
+        if not ended.cancelled():
+            ended.exception()  # those who waited have it, if there still are any
 
     def _sessions(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -228,6 +243,8 @@ class AsyncTail:
 
     @property
     def position(self) -> str | None:
+        """The position after the last rows that were given; a new tail continues from it, at any node. None: it has not
+        begun."""
         if self._at is None:
             return None
         return ",".join(f"{origin}:{until}" for origin, until in sorted(self._at.items())) or "-"

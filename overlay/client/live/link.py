@@ -19,6 +19,12 @@ from m4cast.overlay.errors import M4castError, RefusedError, UnreachableError
 CREDIT_FRAMES = 32
 """Frames of rows that may be on their way to a tail. Higher: more memory; lower: more waiting. Guess."""
 FRAME_BYTES_MAX = 64 << 20
+CONNECT_S = 5.0
+"""A node that has not accepted a connection by then is unreachable, and the next one is asked. Guess."""
+HEARTBEAT_S = 20.0
+"""After so long without a message the node is pinged, and unreachable if it sends nothing for half as long again: it
+may have vanished without closing its connections. A node pings every 15 s by itself (`ping_ms`), even if it does not
+read because too many publishes are unanswered. Higher: tails wait for longer at such a node. Guess."""
 
 
 class LiveRows(asyncio.Queue[tuple[dict[str, Any], pa.Table] | M4castError]):
@@ -41,13 +47,18 @@ class LiveLink:
     @classmethod
     async def open(cls, session: aiohttp.ClientSession, node: str, url: str, **options: Any) -> "LiveLink":
         try:
-            socket = await session.ws_connect(f"{url}/live", max_msg_size=FRAME_BYTES_MAX, **options)
+            async with asyncio.timeout(CONNECT_S):
+                socket = await session.ws_connect(
+                    f"{url}/live", max_msg_size=FRAME_BYTES_MAX, heartbeat=HEARTBEAT_S, **options
+                )
         except aiohttp.WSServerHandshakeError as error:
             code = {401: "unauthenticated", 403: "forbidden", 503: "busy"}.get(error.status)
             if code is None:
                 raise UnreachableError(f"{node}: HTTP status {error.status}", is_sent=False) from None
             raise RefusedError(code, f"{node} refused the connection: check the token, or repeat it later") from None
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except TimeoutError:
+            raise UnreachableError(f"{node}: no connection within {CONNECT_S:g} s", is_sent=False) from None
+        except (aiohttp.ClientError, OSError) as error:
             raise UnreachableError(f"{node}: {str(error) or type(error).__name__}", is_sent=False) from None
         return cls(node, session, socket)
 
@@ -128,7 +139,8 @@ class LiveLink:
                     if answer is not None and not answer.done():
                         answer.set_result([RowRange(**each) for each in publish["ranges"]])
             case "subscribed":
-                self._subscriptions[message["id"]].put_nowait((message, pa.table({})))
+                if message["id"] in self._subscriptions:  # else it was given up meanwhile
+                    self._subscriptions[message["id"]].put_nowait((message, pa.table({})))
             case "refused":
                 self._refused(message["id"], RefusedError(message["code"], message["detail"]))
 

@@ -49,11 +49,15 @@ class AsyncClient:
         await self.connect(create=self._create)
         return self
 
-    async def __aexit__(self, *error: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
         await self.disconnect()
+        if kind is not None:  # what was not acknowledged is handed out again
+            self._coming = None
+            self._client.memory.rewind()
 
     @property
     def key(self) -> str:
+        """The key of the client, by which every node knows it."""
         return self._client.key
 
     @property
@@ -67,23 +71,28 @@ class AsyncClient:
         return self._client.profiles
 
     async def connect(self, *, create: bool = False, at: str | None = None) -> int:
-        """As `Client.connect`."""
+        """Like `Client.connect`."""
         return await self._call(lambda: self._client.connect(create=create, at=at))
 
     async def subscribe(self, topic: str, where: str | None = None, **settings: Any) -> None:
-        """As `Client.subscribe`."""
+        """Like `Client.subscribe`."""
         await self._call(lambda: self._client.subscribe(topic, where, **settings))
 
     async def unsubscribe(self, name: str = "default") -> bool:
-        """As `Client.unsubscribe`."""
+        """Like `Client.unsubscribe`."""
         return await self._call(lambda: self._client.unsubscribe(name))
 
     async def publish(self, topic: str, rows: Any, **settings: Any) -> list[RowRange]:
-        """As `Client.publish`."""
+        """Like `Client.publish`."""
         return await self._call(lambda: self._client.publish(topic, rows, **settings))
 
     async def notifications(self, idle_s: float | None = None) -> AsyncIterator[pa.RecordBatch]:
         """The rows that its profiles match, as record batches. Ends after `idle_s` without any."""
+        if self._followed is not None and self._coming is None:
+            followed, self._followed = self._followed, None
+            await self._call(followed.close)  # it is an earlier call's, which has ended
+        elif self._followed is not None:
+            self._followed.wait_for(idle_s)
         while (rows := await self._next(idle_s)) is not None:
             yield rows
 
@@ -92,7 +101,7 @@ class AsyncClient:
         await self._call(self._acknowledge)
 
     def _acknowledge(self) -> None:
-        """In the thread."""
+        """Runs in the thread."""
         self._client.acknowledge()
         self._client.save()
 
@@ -102,9 +111,9 @@ class AsyncClient:
         if coming is not None and followed is not None:
             followed.stop()
             await asyncio.wait([asyncio.wrap_future(coming)])
-            self._followed = None
             if coming.exception() is not None or coming.result() is None:
                 self._coming = None
+        self._followed = None
         await asyncio.wrap_future(self._thread.submit(self._client.disconnect))
 
     async def _next(self, idle_s: float | None) -> pa.RecordBatch | None:
@@ -124,7 +133,7 @@ class AsyncClient:
         return rows
 
     def _take(self, followed: Notifications) -> pa.RecordBatch | None:
-        """In the thread."""
+        """Runs in the thread."""
         if self._is_auto:
             self._client.memory.acknowledge()
         return next(followed, None)

@@ -1,6 +1,6 @@
 """A client of a channel: a key with profiles and a position, attached to one node at a time.
 
-    with Client(["127.0.0.1:7401", "127.0.0.1:7402"], key="shop-7", credential=secret) as client:
+    with Client(["127.0.0.1:7500", "127.0.0.1:7501"], key="shop-7", credential=secret) as client:
         client.subscribe("orders", "price > 100")
         for rows in client.notifications():
             ...
@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -35,6 +34,7 @@ from m4cast.overlay.client.roaming.mail import ClientMail, MailDesk
 from m4cast.overlay.client.roaming.notifications import Notifications
 from m4cast.overlay.client.roaming.planned import ClientPosition
 from m4cast.overlay.client.roaming.resources import ClientResources
+from m4cast.overlay.client.roaming.wanted import begin_of
 from m4cast.overlay.client.tail import Start, start_of
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 from m4cast.overlay.protocol.clients.letters import mail_where
@@ -52,6 +52,10 @@ handed out after all. Guess."""
 OnRows = Callable[[pa.RecordBatch], object]
 
 
+class StateAwayError(UnreachableError):
+    """The nodes that may have the client's state do not answer."""
+
+
 class Client(ClientResources, ClientMail):
     """The client `key`, through the doors at `nodes`, in the order in which they are tried. In place of nodes, a
     `Channel` may be given: it has the credentials of a connection.
@@ -59,9 +63,8 @@ class Client(ClientResources, ClientMail):
     `credential`: its secret, of at least 16 characters, or better a reference to it, `env:NAME` or `file:PATH`.
     `file`: a path, where the library keeps key, credential, profiles and position; then `key` and `credential` may be
     left out. `exclude_own`: rows that this object published, or one before it with the same file, are not handed to it.
-    `acknowledge`: "auto": rows count as
-    done when the next ones are requested, or "manual": when `acknowledge` is called. `on_dropped` is called with what
-    no node retains any longer; it is logged in any case.
+    `acknowledge`: "auto": rows count as done when the next ones are requested, or "manual": when `acknowledge` is
+    called. `on_dropped` is called with what no node retains any longer; it is logged in any case.
 
     Other settings are those of `Channel`.
     """
@@ -83,7 +86,7 @@ class Client(ClientResources, ClientMail):
         self.channel = nodes if isinstance(nodes, Channel) else Channel(nodes, **settings)
         self._file = None if file is None else ClientFile(Path(file))
         self.memory = ClientMemory()
-        kept = self._file.read() if self._file is not None and self._file.path.exists() else {}
+        kept = {} if self._file is None else self._file.kept(key, credential)
         if kept.get("state") is not None:
             self.memory = ClientMemory(state_of(kept["state"]), int(kept.get("session", 0)))
         self.key: str = key or kept.get("key", "")
@@ -115,16 +118,24 @@ class Client(ClientResources, ClientMail):
     def new(
         nodes: str | Sequence[str] | Channel, *, key: str | None = None, file: str | None = None, **settings: Any
     ) -> "Client":
-        """Create a client, with a random key unless one is given, and connect it. Its `credential` is random.
+        """Create a client, with a random key unless one is given, and connect it. Its `credential` is random, so a
+        client of this key that exists, or its file, is refused.
 
-        >>> client = Client.new(["127.0.0.1:7401"], key="shop-7", file="shop-7.json")
+        >>> client = Client.new(["127.0.0.1:7500"], key="shop-7", file="shop-7.json")
         """
+        if file is not None:
+            ClientFile(Path(file)).require_none()
         client = Client(nodes, key=key or new_key(), credential=new_credential(), file=file, **settings)
-        client.connect(create=True)
+        try:
+            client.connect(create=True)
+        except RefusedError as error:
+            detail = f"client {client.key!r} exists: open it with its credential or its file, or choose another key"
+            raise RefusedError(error.code, detail) if error.code == "bad-credential" else error from None
         return client
 
     @property
     def credential(self) -> str:
+        """The secret that the client proves its key with."""
         return self._credential
 
     def __repr__(self) -> str:
@@ -139,13 +150,12 @@ class Client(ClientResources, ClientMail):
             self.connect()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.disconnect()
         else:
-            self.node = None  # what was not acknowledged is handed out again
+            self.node = None
+            self.memory.rewind()  # what was not acknowledged is handed out again
 
     # ---- connecting
 
@@ -154,13 +164,15 @@ class Client(ClientResources, ClientMail):
         are from its position on, at most so many for it. `create`: make it, if nobody knows its key.
 
         A process without the client's memory gets it from its former access point, which has to be reachable. With a
-        memory, of this object or of its file, it may be dead.
+        memory, of this object, of its file, or a `position` that was set before, it may be dead, and its disk deleted.
         """
         nodes = (at,) if at is not None else self._order()
         failures: list[M4castError] = []
         for node in nodes:
             try:
                 self._attach(node, create=create)
+            except StateAwayError:
+                raise  # another node could not be told the state either
             except UnreachableError as error:
                 failures.append(error)
             except RefusedError as error:
@@ -204,15 +216,25 @@ class Client(ClientResources, ClientMail):
     def _fetch(self, node: str, refusal: RefusedError) -> dict[str, Any]:
         """The client's state, from its access point: by the door that `node` knows it by, else through any node."""
         known = [row["door"] for row in self.channel.at(node).clients(self.key) if row["door"]]
+        silent: list[str] = []
         for door in dict.fromkeys((*known, *self.channel.nodes)):
             try:
                 found: dict[str, Any] = self._doors(door).ask("client-state", {**self._who(), "short": True})
                 return found
-            except UnreachableError:
-                continue
+            except UnreachableError as error:
+                silent.append(str(error))
             except RefusedError as error:
-                if error.code not in ("client-elsewhere", "unknown-client", *ELSEWHERE):
+                if error.code in ELSEWHERE:
+                    silent.append(f"{door}: {error}")
+                elif error.code not in ("client-elsewhere", "unknown-client"):
                     raise
+        if silent:
+            detail = (
+                f"client {self.key!r}: no node that answers has its state, and these do not answer: "
+                f"{'; '.join(silent)}. Connect when they are back, or with the client's file or a position that was "
+                "kept"
+            )
+            raise StateAwayError(detail)
         raise refusal
 
     def saved(self) -> ClientPosition:
@@ -223,6 +245,8 @@ class Client(ClientResources, ClientMail):
             try:
                 refusal = RefusedError("unknown-client", f"no node that answers has client {self.key!r}: check the key")
                 return ClientPosition.of(self._fetch(node, refusal))
+            except StateAwayError:
+                raise
             except UnreachableError as error:
                 failures.append(error)
         raise failures[0]
@@ -307,7 +331,8 @@ class Client(ClientResources, ClientMail):
         client's position. An earlier start is filled: rows that these gave are not given again. Of a table, "standing"
         begins with the rows that stand, and goes on with those that come.
 
-        What was handed out counts as acknowledged.
+        Nothing is acknowledged by it. Rows of the profile that is replaced are not handed out again, whether they were
+        acknowledged or not.
 
         >>> client.subscribe("orders", "price > 100", name="large", start="earliest")
         """
@@ -325,25 +350,15 @@ class Client(ClientResources, ClientMail):
         self._save_or_undo(before)
 
     def _add_profile(self, wanted: ClientProfile, start: Start) -> None:
-        topic, where, language = wanted.topic, wanted.where, wanted.language
-        channel = self._at_access_point()
-        ends = channel.extents(topic, where=where or "", language=language or "sql").get(topic, {})
-        here = {origin: until for origin, (_, until) in ends.items()}
-        since = start_of(start)
-        if since == "latest":
-            begin = here
-        elif since == "earliest":
-            begin = {origin: low for origin, (low, _) in ends.items()}
-        elif isinstance(since, dict):
-            begin = since.get(topic, {})
-        else:
-            begin = channel.frontier(topic, at=since, where=where or "", language=language or "sql").get(topic, {})
+        begin, here = begin_of(wanted, start_of(start), self._at_access_point())
+        if start == "latest":
+            begin = self.memory.latest(wanted.topic, here)
         before = self.memory.ahead, self.memory.state
-        self.memory.subscribe(replace(wanted, begin=dict(begin)), here)
+        self.memory.subscribe(replace(wanted, begin=begin), here)
         self._save_or_undo(before)
 
     def unsubscribe(self, name: str = "default") -> bool:
-        """Give a profile up. Returns whether there was one of this name."""
+        """Give a profile up, and what it gave that is not acknowledged. Returns whether there was one of this name."""
         self._connected_node()
         if all(profile.name != name for profile in self.memory.ahead.profiles):
             return False
@@ -360,7 +375,7 @@ class Client(ClientResources, ClientMail):
 
     def _save_or_undo(self, before: tuple[Any, Any]) -> None:
         try:
-            self.save()
+            self._save_acknowledged()
         except RefusedError:
             self.memory.ahead, self.memory.state = before
             raise
@@ -379,8 +394,9 @@ class Client(ClientResources, ClientMail):
     def run(self, callback: OnRows, idle_s: float | None = None) -> None:
         """Call back with each record batch. It is acknowledged when the callback returns; an error of the callback
         ends it, and the batch is handed out again."""
-        for rows in self.notifications(idle_s):
-            callback(rows)
+        with self.notifications(idle_s) as notifications:
+            for rows in notifications:
+                callback(rows)
 
     def publish(self, topic: str, rows: Any, **settings: Any) -> list[RowRange]:
         """Publish rows, as `Channel.publish` does; with `exclude_own` they are not handed to this object."""
@@ -392,57 +408,55 @@ class Client(ClientResources, ClientMail):
 
     def acknowledge(self) -> None:
         """The application is done with everything that was handed to it."""
-        self.memory.acknowledge()
         self._acknowledge_mail()
+        self._acknowledge_rows()
+        self._keep_file()
+
+    def _acknowledge_rows(self) -> None:
+        """Acknowledge rows, but not mail. The caller writes the file."""
+        self.memory.acknowledge()
         state = self.memory.state
         self.own = [each for each in self.own if each.next > state.needs(each.topic, each.origin)]
-        self._keep_file()
 
     @property
     def position(self) -> dict[str, Any]:
-        """The acknowledged position, as JSON: an application that stores it with its results, and sets it when it
-        restarts, gets each row once."""
-        return json_of(self.memory.state)
+        """The acknowledged position, with the profiles and the session, as JSON: an application that stores it with its
+        results, and sets it when it restarts, gets each row once. Set it before `connect`: then the client needs
+        nothing from its former access point."""
+        return {**json_of(self.memory.state), "session": self.memory.session}
 
     @position.setter
     def position(self, position: dict[str, Any]) -> None:
-        session = self.memory.session
-        self.memory = ClientMemory(state_of(position), session)
+        written = dict(position)
+        session = written.pop("session", 1)  # earlier versions left it out; who has a position was attached once
+        if not isinstance(session, int) or session < 0:
+            raise LocalProtocolError(f"the session of a position is {session!r}: set what client.position was")
+        self.memory = ClientMemory(state_of(written), max(session, self.memory.session))
         if self.node is not None:
             self.save()
 
     def save(self) -> None:
-        """Save the acknowledged position at the access point, connecting anew if that is lost."""
+        """Save the acknowledged position at the access point, connecting anew if that is lost. If rows are not
+        acknowledged by hand, the application is done with what it was handed."""
         if not self.is_manual:
             self.acknowledge()
+        self._save_acknowledged()
+
+    def _save_acknowledged(self) -> None:
+        """Save the position whatever the application has in hand, and acknowledge nothing."""
+        self._keep_file()
         try:
             self._save()
         except UnreachableError as error:
             self.reconnect(error)
         except RefusedError as error:
-            if error.code not in ("not-connected", *ELSEWHERE) and not (
-                self.follows and error.code == "client-elsewhere"
-            ):
+            passes = error.code in ELSEWHERE or error.code == "not-connected"
+            if not passes and not (self.follows and error.code == "client-elsewhere"):
                 raise
             self.reconnect(error)
 
     def _save(self) -> None:
         self._access_point().ask("client-save", self._signed({"state": json_of(self.memory.state)}))
-
-    # ---- others
-
-    def finger(self, key: str) -> dict[str, Any] | None:
-        """Return where a client is attached, and whether it is `online`; see `Channel.finger`."""
-        return self.channel.finger(key)
-
-    def online(self, key: str) -> bool | None:
-        """Return whether a client is connected; None: unknown."""
-        row = self.finger(key)
-        return None if row is None else row["online"]
-
-    def access_points(self) -> list[str]:
-        """The doors of all nodes that are present: it can be attached to any of them."""
-        return self.channel.access_points()
 
     # ---- parts of these
 

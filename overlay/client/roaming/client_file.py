@@ -14,6 +14,20 @@ from m4cast.overlay.errors import LocalProtocolError
 class ClientFile:
     path: Path
 
+    def kept(self, key: str, credential: str) -> dict[str, Any]:
+        """Return the content for the client `key`, or for whichever it is of (`""`). There may be no file yet for one
+        whose key and credential are given."""
+        if key and credential and not self.path.exists():
+            return {}
+        content = self.read()
+        if key and content["key"] != key:
+            raise LocalProtocolError(f"{self.path}: is the file of client {content['key']!r}, not of {key!r}")
+        return content
+
+    def require_none(self) -> None:
+        if self.path.exists():
+            raise LocalProtocolError(f"{self.path} exists: choose another name, or open its client: Client(file=...)")
+
     def read(self) -> dict[str, Any]:
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))

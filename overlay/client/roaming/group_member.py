@@ -31,8 +31,7 @@ class GroupMember(Client):
         self.member = member
 
     def _attach(self, node: str, *, create: bool, take: bool = False) -> None:
-        question: dict[str, Any] = {"key": self.key, "credential": self.credential, "create": create}
-        question |= {"member": self.member, "take": take, "short": True}
+        question = {**self._who(), "create": create, "member": self.member, "take": take, "short": True}
         if self.memory.session:
             question |= {"session": self.memory.session, "state": packed_of(self.memory.state)}
         try:
@@ -47,7 +46,7 @@ class GroupMember(Client):
         self.waiting_max = answer["waiting_max"]
 
     def _follow(self, node: str, refusal: RefusedError, *, create: bool) -> None:
-        """To where the group is; if that is lost, the group comes here."""
+        """Connect to the node where the group is; if that node is lost, move the group to this one."""
         door = next((row["door"] for row in self.channel.at(node).clients(self.key)), "")
         if door and door != node:
             try:

@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -46,15 +46,21 @@ _TYPES = {"number": pa.int64(), "size": pa.int64(), "sent_ms": pa.int64(), "cont
 _COLUMNS = {"to": TO, "sender": FROM}
 
 
+class ReadMessage(NamedTuple):
+    origin: str
+    sequence: int
+    message: MailMessage
+
+
 class MailDesk:
     """The state of a client's mail, chats and files."""
 
     def __init__(self, me: str) -> None:
         self.chat = ChatDesk(me)
         self.files = FileDesk(me)
-        self.raw: deque[MailMessage] = deque()
+        self.raw: deque[ReadMessage] = deque()
         """Messages that were read, and not answered yet."""
-        self.unread: deque[MailMessage] = deque()
+        self.unread: deque[ReadMessage] = deque()
         """Messages for the user."""
         self.seen: OrderedDict[tuple[str, str, int], None] = OrderedDict()
 
@@ -72,12 +78,27 @@ class MailDesk:
 
 
 class ClientMail:
-    """The part of a `Client` that writes to other clients."""
+    """The part of a `Client` that is about other clients, and writes to them."""
 
     desk: MailDesk
 
     def _self(self) -> "Client":
         return cast("Client", self)
+
+    # ---- others
+
+    def finger(self, key: str) -> dict[str, Any] | None:
+        """Return where a client is attached, and whether it is `online`; see `Channel.finger`."""
+        return self._self().channel.finger(key)
+
+    def online(self, key: str) -> bool | None:
+        """Return whether a client is connected; None: unknown."""
+        row = self.finger(key)
+        return None if row is None else row["online"]
+
+    def access_points(self) -> list[str]:
+        """The doors of all nodes that are present: it can be attached to any of them."""
+        return self._self().channel.access_points()
 
     # ---- mail
 
@@ -115,8 +136,10 @@ class ClientMail:
 
     def _acknowledge_mail(self) -> None:
         """Count the messages that were handed out as read."""
-        if not self.desk.raw and not self.desk.unread:
-            self._self().memory.acknowledge(mail=True)
+        unread: dict[str, int] = {}
+        for each in (*self.desk.unread, *self.desk.raw):
+            unread[each.origin] = min(each.sequence, unread.get(each.origin, each.sequence))
+        self._self().memory.acknowledge(mail=True, unread=unread)
 
     # ---- chat
 
@@ -129,7 +152,7 @@ class ClientMail:
         """
         row = self._self().finger(partner)
         if row is None:
-            raise RefusedError("unknown-client", f"nobody knows client {partner!r}: check the key")
+            raise _unknown(partner)
         if row["online"] is False:
             return False
         chat = self.desk.chat
@@ -170,7 +193,7 @@ class ClientMail:
         """
         file = Path(path)
         if not file.is_file():
-            raise LocalProtocolError(f"{path}: there is no such file")
+            raise LocalProtocolError(f"{path}: there is no such file: correct the path")
         self._open_mail()
         self._self().publish_resource(topic, file.name, file=path, title=title, author=author, acks=acks)
         self.desk.files.offers[file.name] = str(file.resolve())
@@ -251,6 +274,9 @@ class ClientMail:
             raise LocalProtocolError(f"{folder}: there is no such folder: make it first")
         if (target / name).exists():
             raise LocalProtocolError(f"{target / name} exists: choose another folder, or remove it")
+        under_way = [each for each in self.desk.files.transfers.values() if not each.is_over]
+        if any((each.folder, each.name) == (str(target), name) for each in under_way):
+            raise LocalProtocolError(f"{target / name} is under way: choose another folder, or cancel that transfer")
         self._open_mail()
         transfer = Transfer(secrets.token_hex(16), owner, name, str(target), _now_ms(), accepts_bytes)
         self._post([self.desk.files.ask(transfer)])
@@ -290,7 +316,7 @@ class ClientMail:
         while not self.desk.unread:
             if not self._met(idle_s):
                 return None
-        return self.desk.unread.popleft()
+        return self.desk.unread.popleft().message
 
     def _met(self, idle_s: float | None) -> bool:
         """Read a message and answer it, if one comes; whether one came."""
@@ -301,7 +327,7 @@ class ClientMail:
             with_mail = Notifications(client, idle_s, mail=True)
             rows = next(with_mail, None)
             if rows is not None:
-                desk.raw.extend(message_of(row) for row in rows.to_pylist())
+                desk.raw.extend(map(_read_message, rows.to_pylist()))
             with_mail.close()  # saves what was acknowledged
             if rows is None:
                 return False
@@ -309,8 +335,8 @@ class ClientMail:
         desk.raw.popleft()
         return True
 
-    def _answer(self, message: MailMessage) -> None:
-        desk = self.desk
+    def _answer(self, read: ReadMessage) -> None:
+        desk, message = self.desk, read.message
         if not desk.is_new(message):
             return
         shown = True
@@ -323,7 +349,7 @@ class ClientMail:
                 self._perform(task)
             self._self()._keep_file()
         if shown:
-            desk.unread.append(message)
+            desk.unread.append(read)
 
     def _perform(self, task: object) -> None:
         files = self.desk.files
@@ -359,8 +385,7 @@ class ClientMail:
         if MAIL not in client.memory.ahead.topics:
             client._subscribe_mail(answer["lows"])
         if answer["unknown"]:
-            detail = f"nobody knows client {', '.join(map(repr, answer['unknown']))}: check the key"
-            raise RefusedError("unknown-client", detail)
+            raise _unknown(*answer["unknown"])
 
     def _post(self, messages: Sequence[MailMessage], *, known: bool = False) -> None:
         """`known`: it answers somebody, who may have gone since."""
@@ -397,6 +422,10 @@ def message_of(row: dict[str, Any]) -> MailMessage:
     return MailMessage(**{each.name: row[_COLUMNS.get(each.name, each.name)] for each in fields(MailMessage)})
 
 
+def _read_message(row: dict[str, Any]) -> ReadMessage:
+    return ReadMessage(row["_origin"], row["_sequence"], message_of(row))
+
+
 def _offered(path: str) -> OfferedFile | None:
     file = Path(path)
     try:
@@ -418,6 +447,14 @@ def _chunk(path: Path, number: int) -> bytes:
 
 def _part(transfer: Transfer) -> Path:
     return Path(transfer.folder) / f"{transfer.name}.{transfer.id[:8]}.part"
+
+
+def _unknown(*keys: str) -> RefusedError:
+    listed = ", ".join(map(repr, keys))
+    return RefusedError(
+        "unknown-client",
+        f"no client is known under the key {listed}: check it; a client is known once it has connected",
+    )
 
 
 def _now_ms() -> int:

@@ -12,19 +12,21 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
+from m4cast.overlay.client.asking.query import ASKED_AT_ONCE
 from m4cast.overlay.client.connections import as_client_error, connection
 from m4cast.overlay.client.roaming.wanted import ProfileRows
 from m4cast.overlay.client.tail import RETRY_S
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError, UnreachableError
 from m4cast.overlay.protocol.clients.memory import ClientRead, DropReason
-from m4cast.overlay.protocol.clients.state import Frontier
+from m4cast.overlay.protocol.clients.state import ClientState, Frontier
 from m4cast.overlay.refusals import READ_ELSEWHERE
 
 if TYPE_CHECKING:
@@ -46,8 +48,19 @@ class OpenRead:
     node: str
 
 
+class HandedRows(NamedTuple):
+    """The last record batch, and the client's state before it was handed out."""
+
+    before: ClientState
+    read: ClientRead
+    topic: str
+    origin: str
+    rows: pa.RecordBatch
+
+
 class Notifications(Iterator[pa.RecordBatch]):
-    """Made by `Client.notifications`. One at a time for each client."""
+    """Made by `Client.notifications`. One at a time for each client. A `with` statement closes it at the end; after an
+    error, what was not acknowledged is handed out again."""
 
     def __init__(self, client: "Client", idle_s: float | None, *, mail: bool = False) -> None:
         """`mail`: the client's mail, and nothing else, which is acknowledged by whoever reads it."""
@@ -61,10 +74,10 @@ class Notifications(Iterator[pa.RecordBatch]):
         self._has_answer = False
         """This call has returned a record batch."""
         self._stopped = threading.Event()
+        self._handed: HandedRows | None = None
 
     def __next__(self) -> pa.RecordBatch:
-        if not self._client.is_manual and not self._mail:
-            self._client.memory.acknowledge()
+        self._acknowledge()
         self._asked_at = time.monotonic()
         while not self._stopped.is_set() and (self._idle_s is None or time.monotonic() - self._asked_at < self._idle_s):
             self._save_if_due()
@@ -82,13 +95,34 @@ class Notifications(Iterator[pa.RecordBatch]):
                 continue
             self._has_answer = True
             where = json.loads(chunk.app_metadata.to_pybytes())
+            before = self._client.memory.ahead
             self._client.memory.hand(current.read, where["topic"], where["origin"], where["next"])
             self._is_saved = False
             rows = self._without_own(where, chunk.data)
             if rows.num_rows:
+                self._handed = HandedRows(before, current.read, where["topic"], where["origin"], rows)
                 return rows
+        self._acknowledge()  # it has nothing in hand that came since
         self.close()
         raise StopIteration
+
+    def _acknowledge(self) -> None:
+        """The application is done with what it has, since it asks for more."""
+        if not self._client.is_manual and not self._mail:
+            self._client._acknowledge_rows()
+
+    def take(self, count: int) -> None:
+        """Take only the first `count` rows, at least one, of the last record batch: the others are handed out again."""
+        assert self._handed is not None and count > 0
+        before, read, topic, origin, rows = self._handed
+        if count < rows.num_rows:
+            self._cancel()
+            self._client.memory.ahead = before
+            self._client.memory.hand(read, topic, origin, rows.column("_sequence")[count].as_py())
+
+    def wait_for(self, idle_s: float | None) -> None:
+        """Change, from another thread, how long it waits; a wait in progress may take some seconds longer."""
+        self._asked_at, self._idle_s = time.monotonic(), idle_s
 
     def stop(self) -> None:
         """End it from another thread: whoever waits for the next rows gets StopIteration."""
@@ -99,11 +133,24 @@ class Notifications(Iterator[pa.RecordBatch]):
 
     def close(self) -> None:
         """End the call, and save what was acknowledged."""
+        self._cancel()
+        if not self._is_saved and self._client.node is not None:
+            self._save()
+
+    def __enter__(self) -> "Notifications":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._cancel()
+            self._client.memory.rewind()
+
+    def _cancel(self) -> None:
         current, self._open = self._open, None
         if current is not None:
             current.reader.cancel()
-        if not self._is_saved and self._client.node is not None:
-            self._save()
 
     # ---- calling
 
@@ -163,18 +210,18 @@ class Notifications(Iterator[pa.RecordBatch]):
 
     def _save_if_due(self) -> None:
         if not self._is_saved and time.monotonic() - self._saved_at >= SAVE_S:
+            self._acknowledge()
             self._save()
 
     def _save(self) -> None:
         before = self._client.connection, self._client.version
-        self._client.save()
+        self._client._save_acknowledged()
         self._saved_at = time.monotonic()
         self._is_saved = True
-        if (self._client.connection, self._client.version) != before and self._open is not None:
+        if (self._client.connection, self._client.version) != before:
             # It moved, and the call was at the former access point; or its group shares the streams anew, and what the
             # call still has may be another member's by now.
-            self._open.reader.cancel()
-            self._open = None
+            self._cancel()
 
     # ---- what goes wrong
 
@@ -239,9 +286,14 @@ class Notifications(Iterator[pa.RecordBatch]):
         client = self._client
         found: dict[str, Frontier] = {}
         silent: list[str] = []
-        for node in dict.fromkeys((*client.channel.nodes, *client.access_points())):
+        known = client.channel.topology()["nodes"]  # with those that have failed: they may have held rows back
+        doors = sorted(node["door"] for node in known if node["door"] and not node["leaving"])
+        nodes = dict.fromkeys((*client.channel.nodes, *doors))
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            asked = {node: pool.submit(_lows, client, node, read) for node in nodes}
+        for node, answer in asked.items():
             try:
-                found[node] = _lows(client, node, read)
+                found[node] = answer.result()
             except (UnreachableError, RefusedError) as error:
                 silent.append(f"{node} ({error})")
         return found, silent
@@ -266,4 +318,6 @@ class Notifications(Iterator[pa.RecordBatch]):
 
 
 def _lows(client: "Client", node: str, read: ClientRead) -> Frontier:
-    return client.channel.at(node).earliest(list(read.topics))
+    """The first rows that a node retains: of selective topics, too, whoever wanted it there."""
+    found = client.channel.at(node).extents(list(read.topics), stored=True)
+    return {topic: {origin: low for origin, (low, _) in origins.items()} for topic, origins in found.items()}

@@ -41,7 +41,8 @@ class ClientPosition:
 
     @staticmethod
     def of(written: Mapping[str, Any]) -> "ClientPosition":
-        """From JSON, as `json` makes it and an access point answers; `LocalProtocolError` if it is none."""
+        """Read a state from JSON, as `json` writes it and an access point returns it; `LocalProtocolError` if it is not
+        one."""
         return ClientPosition(state_from(written["state"]), int(written["session"]))
 
     def json(self) -> dict[str, Any]:

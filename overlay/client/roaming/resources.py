@@ -53,7 +53,7 @@ class ClientResources:
         stem, dot, kind = name.rpartition(".")
         path = None if file is None else Path(file)
         if path is not None and not path.is_file():
-            raise LocalProtocolError(f"{file}: there is no such file")
+            raise LocalProtocolError(f"{file}: there is no such file: correct the path")
         system = {
             "name": stem if stem else name,
             "type": kind.lower() if dot and stem else None,

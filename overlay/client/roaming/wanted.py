@@ -1,10 +1,14 @@
-"""Rows that profiles of a client want, as a door is asked for them."""
+"""Rows that profiles of a client want, as a door is asked for them, and where a new profile begins."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from m4cast.overlay.client.tail import Frontier
 from m4cast.overlay.protocol.clients.state import Backfill, ClientProfile, Other, Sequences, ranges_json
+
+if TYPE_CHECKING:
+    from m4cast.overlay.client.channel import Channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +19,9 @@ class ProfileRows:
     """Topic, condition and language."""
     others: tuple[Other, ...] = ()
     standing: Sequences | None = None
-    """For a table: only rows that stand below this position."""
+    """The position below which rows of a table must stand."""
     retained: Sequences | None = None
-    """With `standing`: a node that has removed rows from here on refuses. None: what stood may have gone."""
+    """The position from which on a node must have removed nothing (with `standing`); None: what stood may have gone."""
 
     @staticmethod
     def of(profiles: Iterable[ClientProfile]) -> "ProfileRows":
@@ -47,3 +51,16 @@ class ProfileRows:
             **({} if self.standing is None else {"standing": self.standing, "on_missing": "skip"}),
             **({} if self.retained is None else {"retained": self.retained}),
         }
+
+
+def begin_of(profile: ClientProfile, start: Frontier | int | str, channel: "Channel") -> tuple[Sequences, Sequences]:
+    """The position at which the profile begins in its topic, and the position of the rows that are at the node now."""
+    topic, where, language = profile.topic, profile.where or "", profile.language or "sql"
+    ends = channel.extents(topic, where=where, language=language).get(topic, {})
+    here = {origin: until for origin, (_, until) in ends.items()}
+    if start == "latest":
+        return dict(here), here
+    if start == "earliest":
+        return {origin: low for origin, (low, _) in ends.items()}, here
+    since = start if isinstance(start, dict) else channel.frontier(topic, at=start, where=where, language=language)
+    return dict(since.get(topic, {})), here

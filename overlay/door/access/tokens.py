@@ -122,7 +122,7 @@ def _parse(written: bytes) -> list[tuple[bytes, Rights]]:
 
 def _token(number: int, table: object) -> tuple[bytes, Rights]:
     if not isinstance(table, dict):
-        raise ConfigError(f"token {number} is not a table")
+        raise ConfigError(f"token {number} is not a table: write it under [[token]]")
     fields: dict[str, Any] = dict(table)
     name = fields.pop("name", None)
     if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= 200:

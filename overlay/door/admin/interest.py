@@ -23,8 +23,9 @@ from m4cast.overlay.door.fields import Fields
 from m4cast.overlay.door.frontiers import LOOK_S
 from m4cast.overlay.door.node_handle import NodeHandle, waited
 from m4cast.overlay.door.refusals import bad_request
-from m4cast.overlay.door.requests import parse_filter
+from m4cast.overlay.door.requests import parse_filter, parsed_start
 from m4cast.overlay.door.selected.activity import activity, name_of
+from m4cast.overlay.door.selected.begins import Start, start_shown, wish_of
 from m4cast.overlay.door.selected.costs import FilterCosts
 from m4cast.overlay.door.selected.reader_registrations import READER_PREFIX
 from m4cast.overlay.ids import NodeId
@@ -37,7 +38,6 @@ from m4cast.overlay.protocol.effects import (
     Subscribed,
     TopicSpread,
     Unsubscribe,
-    Wish,
 )
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire.interest import CLIENT_LANGUAGE, MAIL_HASH, InterestItem
@@ -56,7 +56,7 @@ class WishRequest:
 
     topic: str
     profile: Profile | None
-    earliest: bool = False
+    start: Start = "latest"
 
     @property
     def name(self) -> str:
@@ -71,7 +71,7 @@ class InterestQuestion:
     seen: int | None
     wait_ms: int
     costs: bool = False
-    """With what the filters of this node's own registrations cost."""
+    """True to include what the filters of this node's own registrations cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +90,14 @@ class ActiveQuestion:
     wish: WishRequest
     wait_ms: int
     system: bool = False
-    """Until the whole federation does."""
+    """True to wait until the whole federation knows it."""
 
 
 def parse_wish(fields: Fields) -> WishRequest:
-    start = fields.text("start", "latest")
-    if start not in ("earliest", "latest"):
-        raise bad_request(f"start must be earliest or latest, not {start!r}")
-    return WishRequest(fields.topic(), parse_filter(fields), earliest=start == "earliest")
+    topic, start = fields.topic(), parsed_start(fields.get("start", "latest"), "start")
+    if isinstance(start, dict) and not any(stream.topic == topic for stream in start):
+        raise bad_request(f"start names no stream of topic {topic!r}: give a frontier of it, or start at earliest")
+    return WishRequest(topic, parse_filter(fields), start)
 
 
 def parse_active(fields: Fields) -> ActiveQuestion:
@@ -137,7 +137,7 @@ class InterestAdmin:
         self._latest_items = 0
 
     def watch(self, output: object) -> None:
-        """On the loop: the view has changed."""
+        """Runs on the loop, when the view has changed."""
         if isinstance(output, Covered | TopicSpread):
             self.selected(output)
         elif isinstance(output, InterestChanged):
@@ -151,7 +151,7 @@ class InterestAdmin:
 
     def subscribe(self, asked: WishRequest, caller: Caller) -> dict[str, object]:
         caller.rights.require_topics("subscribe", (asked.topic,))
-        wish = Wish(f"{caller.name}/{asked.name}", asked.topic, asked.profile, asked.earliest)
+        wish = wish_of(f"{caller.name}/{asked.name}", asked.topic, asked.profile, asked.start)
         request = self._node.request(lambda number: Subscribe(number, (wish,), owner=caller.name))
         answer = waited(request, self._timeout_s, caller.is_cancelled)
         assert isinstance(answer, Subscribed)
@@ -280,7 +280,7 @@ def _size(change: InterestChanged) -> int:
 
 
 def _life(node: Node) -> tuple[str, int]:
-    """On the loop. Which node it is, in which life; and the revision of its view."""
+    """Runs on the loop: which node this is, in which incarnation, and the revision of its view."""
     return f"{node.me.node_id.hex()}/{node.roster.own.incarnation}", node.interest.view.revision
 
 
@@ -311,7 +311,7 @@ def _shown_change(change: InterestChanged, name: str) -> Iterator[dict[str, Any]
 
 
 def _view(node: Node, topic: str | None) -> dict[str, object]:
-    """On the loop."""
+    """Runs on the loop."""
     wanted = None if topic is None else xxh3_64_intdigest(topic.encode())
     interest, registrations = node.interest, []
     for entry in interest.view.used():
@@ -326,6 +326,7 @@ def _view(node: Node, topic: str | None) -> dict[str, object]:
             "where": row.text,
             "owner": row.owner,
             "since_ms": row.since_ms,
+            "start": start_shown(row),
             "is_announced": not row.under,
             "is_reader": each.startswith(READER_PREFIX),
         }

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from m4cast.overlay.door.fields import Fields, Frontier, frontier_json, shown
 from m4cast.overlay.door.node_handle import NodeHandle, until_written
 from m4cast.overlay.door.publish.restoring import RESTORED
 from m4cast.overlay.door.refusals import Refusal, bad_request
-from m4cast.overlay.door.selected.backlog import rows_here
+from m4cast.overlay.door.requests import parse_filter
+from m4cast.overlay.door.selected.backlog import covered, profile_of, rows_here
 from m4cast.overlay.ids import StreamId
+from m4cast.overlay.profiles import Profile
 from m4cast.overlay.store.store import Reader, Store
 
 LEASE_MS_MIN, LEASE_MS_MAX = 1_000, 24 * 3_600_000
@@ -22,6 +25,8 @@ class LeaseRequest:
     frontier: Frontier
     topics: tuple[str, ...]
     ttl_ms: int
+    profile: Profile | None = None
+    """The rows of these topics that it reads; None: every row, or not known."""
 
     def all_topics(self) -> tuple[str, ...]:
         return tuple({*self.topics, *(stream.topic for stream in self.frontier)})
@@ -35,7 +40,7 @@ def parse_lease(fields: Fields) -> LeaseRequest:
     ttl_ms = fields.whole("ttl_ms", LEASE_MS_MIN, LEASE_MS_MAX)
     if ttl_ms is None:
         raise bad_request("ttl_ms is missing: set it to how long the lease lasts unless it is renewed")
-    return LeaseRequest(parse_reader(fields), frontier, topics, ttl_ms)
+    return LeaseRequest(parse_reader(fields), frontier, topics, ttl_ms, parse_filter(fields))
 
 
 def parse_reader(fields: Fields) -> str:
@@ -56,10 +61,13 @@ class Readers:
         self._node = node
         self._timeout_s = timeout_s
 
-    def lease(self, lease: LeaseRequest) -> dict[str, object]:
+    def lease(self, lease: LeaseRequest, profiles: Mapping[str, str]) -> dict[str, object]:
+        """`profiles`: by topic, the condition of the rows that it reads."""
         now_ms = self._node.clock_ms()
         expires_at_ms = now_ms + lease.ttl_ms
-        asked = self._store.set_reader(lease.reader, lease.frontier, expires_at_ms, lease.topics, now_ms=now_ms)
+        asked = self._store.set_reader(
+            lease.reader, lease.frontier, expires_at_ms, lease.topics, now_ms=now_ms, profiles=profiles
+        )
         reader = until_written(asked, self._timeout_s)
         if reader is None:
             raise Refusal("too-many", "this node has as many readers as it allows, and none has expired: release some")
@@ -107,15 +115,22 @@ class Readers:
     def _rows_behind(
         self, reader: Reader, streams: Mapping[StreamId, tuple[int, int]], selective: Container[str]
     ) -> int:
-        """Rows that this node retains and the reader has not read. Of selective topics not every row is here."""
+        """Rows that this node retains and the reader has not read. Of selective topics, those of batches that may have
+        a row for the reader, up to where its registration is covered."""
         behind = 0
+        ends: dict[str, Mapping[StreamId, int]] = {}
         for stream, (low, until) in streams.items():
             wanted = reader.holds(stream)
             if wanted is None:
                 continue
             first = max(wanted, low)
-            is_selective = stream.topic in selective
-            behind += rows_here(self._store, stream, first, until) if is_selective else max(until - first, 0)
+            if stream.topic not in selective:
+                behind += max(until - first, 0)
+                continue
+            topic, profile = stream.topic, profile_of(reader, stream.topic)
+            if topic not in ends:
+                ends[topic] = self._node.look(partial(covered, topic, profile, reader), self._timeout_s)
+            behind += rows_here(self._store, stream, first, ends[topic].get(stream, until), profile)
         return behind
 
 

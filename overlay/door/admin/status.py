@@ -99,7 +99,8 @@ def position_of(node: Node, key: str) -> dict[str, object]:
 
 
 def unready_of(node: Node) -> tuple[str, str] | None:
-    """Why the node is not on the channel or accepts no publishes: a word and a sentence; None if it is ready."""
+    """The reason why the node is not on the channel or accepts no publishes: a word and a sentence; None if it is
+    ready."""
     why = node.why_no_publishes()
     if why is not None and why[0] == "leaving":
         return why
@@ -188,7 +189,7 @@ def _queues(node: Node, queued_bytes: Callable[[int], int]) -> Iterator[Sample]:
     yield "m4cast_held_back_bytes", (), node.dissemination.backlogs.held_bytes
     yield "m4cast_undurable_bytes", (), ordering.undurable_bytes
     yield "m4cast_publish_queue_requests", (), publishing.queued()
-    yield "m4cast_publish_window_used_bytes", (), publishing.acks.window_bytes()
+    yield "m4cast_publish_window_used_bytes", (), publishing.acks.window.bytes()
     yield "m4cast_publisher_keys", (), publishing.commits.key_count()
     yield "m4cast_publisher_keys_bytes", (), publishing.commits.keys_bytes()
     yield "m4cast_own_topics", (), publishing.commits.topic_count()

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from random import SystemRandom
@@ -30,12 +30,13 @@ from m4cast.overlay.door.clients.client_requests import (
     StateQuestion,
     digest_of,
 )
-from m4cast.overlay.door.clients.client_table import rows_of, table_of
+from m4cast.overlay.door.clients.client_table import entries_of, rows_of, table_of
 from m4cast.overlay.door.clients.client_wants import ClientWants, require_profiles
 from m4cast.overlay.door.clients.elsewhere import unknown_of
 from m4cast.overlay.door.clients.group_shares import GroupShares, Owns
 from m4cast.overlay.door.clients.keeper_leases import KeeperLeases
 from m4cast.overlay.door.clients.many_clients import ManyClients
+from m4cast.overlay.door.clients.settling import SettlingClients
 from m4cast.overlay.door.frontiers import LOOK_S, Frontiers
 from m4cast.overlay.door.node_handle import NodeHandle, until_written, waited
 from m4cast.overlay.door.refusals import Refusal, bad_request
@@ -50,6 +51,7 @@ from m4cast.overlay.protocol.clients.access_point import (
     attach,
     is_superseded,
     lets_go,
+    renewed,
     seen_row,
     winner,
 )
@@ -68,13 +70,13 @@ MOVED_MAX = 10_000
 STRIPES = 64
 ROWS_SHOWN_MAX = 1_000
 WAITING_SHOWN_MAX = 100
-"""With what waits for them: their states are read from the store."""
+"""The most clients that are shown with what waits for them: their states are read from the store."""
 ONLINE_S = 30.0
 """A client that has not called for this long counts as gone. The library calls at least every 5 s while it waits for
 rows, so nobody is probed. Lower: who is killed is seen sooner."""
 
 
-class ClientAdmin(ManyClients):
+class ClientAdmin(SettlingClients, ManyClients):
     """Any thread may use it."""
 
     def __init__(self, store: Store, node: NodeHandle, frontiers: Frontiers, selective: SelectiveReads) -> None:
@@ -130,6 +132,8 @@ class ClientAdmin(ManyClients):
             if asked.session and not rows:
                 self._rows.strangers[asked.key] = None
             own = next((seen.row for seen in rows if seen.node_id == me), None)
+            if lacking and asked.state is not None:
+                found = renewed(found, own)
             is_new = found.is_new or own is None
             if is_new or own is None:
                 is_whole = not lacking and not self._is_awaited(asked.key, found.state)
@@ -143,9 +147,9 @@ class ClientAdmin(ManyClients):
                 self._announce(asked.key, row, caller.is_cancelled)
             except Refusal:
                 if own is None:
-                    self._store.clients.remove(asked.key)  # a state without a row is nobody's
+                    self._discard_unannounced([asked.key])
                 raise
-            self._wants.keep(asked.key, found.session, found.state, caller.name)
+            self._wants.keep({asked.key: (found.session, found.state)}, caller.name)
             self._cover(asked.key, row, found.state)
             connection, version = SystemRandom().randrange(1, 2**53), 0
             if asked.member is not None:
@@ -190,7 +194,7 @@ class ClientAdmin(ManyClients):
             _, row = self._own_row(asked.key)
             if row is not None:
                 if state.profiles != before.profiles:
-                    self._wants.keep(asked.key, row.session, state, caller.name)
+                    self._wants.keep({asked.key: (row.session, state)}, caller.name)
                 self._cover(asked.key, row, state)
         self._lease.soon()
         return {"lacking": lacking}
@@ -211,28 +215,6 @@ class ClientAdmin(ManyClients):
         caller.rights.require_client(asked.key)
         self._require_live(asked.key, asked.connection)
         return unknown_of(self._node, asked.to, self._timeout_s)
-
-    def _cover(self, key: str, row: ClientRow, state: ClientState) -> None:
-        """Announce that all rows are here, if they are; with the turn of the key."""
-        if row.covered or self._rows.lacking(state):
-            return
-        if self._wants.is_settled(key, state) and not self._is_awaited(key, state):
-            self._unsettled.pop(key, None)
-            self._rows.strangers.pop(key, None)
-            self._announce(key, replace(row, covered=True))
-        else:
-            self._unsettled[key] = None
-
-    def _settle(self) -> None:
-        """Look again at clients whose rows had not all arrived."""
-        for key in list(self._unsettled):
-            with self._turn(key):
-                _, row = self._own_row(key)
-                kept = self._store.clients.get(key)
-                if row is None or row.covered or kept is None:
-                    self._unsettled.pop(key, None)
-                else:
-                    self._cover(key, row, state_of(json.loads(kept)["state"]))
 
     def disconnect(self, asked: tuple[str, int], caller: Caller) -> dict[str, object]:
         key, connection = asked
@@ -271,18 +253,18 @@ class ClientAdmin(ManyClients):
 
     def table(self, question: ClientQuestion, caller: Caller) -> dict[str, object]:
         """Return where clients are attached, as far as this node knows."""
-        rows = self._node.look(lambda node: table_of(node, question), self._timeout_s)
+        entries = self._node.look(lambda node: entries_of(node, question.key), self._timeout_s)
         me = self._node.look(lambda node: node.me.node_id, self._timeout_s).hex()
-        shown = [row for row in rows if caller.rights.may_client(str(row["key"]))]
-        shown.sort(key=lambda row: str(row["key"]))
-        page = shown[: WAITING_SHOWN_MAX if question.waiting else ROWS_SHOWN_MAX]
+        most = WAITING_SHOWN_MAX if question.waiting else ROWS_SHOWN_MAX
+        rows = table_of(entries, question, caller.rights.may_client, most + 1)
+        page = rows[:most]
         with self._lock:
             for row in page:
                 row["online"] = self._is_online(str(row["key"])) if row["node_id"] == me else None
         if question.waiting:
             for row in page:
                 row["waiting"] = self._waiting(str(row["key"])) if row["node_id"] == me else None
-        return {"clients": page, "next": page[-1]["key"] if len(shown) > len(page) else None}
+        return {"clients": page, "next": page[-1]["key"] if len(rows) > len(page) else None}
 
     # ---- reads of clients
 
@@ -320,7 +302,7 @@ class ClientAdmin(ManyClients):
             raise
 
     def _is_online(self, key: str) -> bool:
-        """With the lock."""
+        """Called with the lock held."""
         if key in self._groups:
             return True
         return key in self._connections and time.monotonic() - self._heard_at[key] < ONLINE_S
@@ -388,7 +370,12 @@ class ClientAdmin(ManyClients):
         until_written(self._store.clients.put(key, self._written(state)), self._timeout_s)
 
     def _announce(self, key: str, row: ClientRow | None, is_cancelled: Callable[[], bool] = lambda: False) -> None:
-        asked = self._node.request(lambda number: AnnounceClients(number, ((key, row),)))
+        self._announce_all([(key, row)], is_cancelled)
+
+    def _announce_all(
+        self, rows: Sequence[tuple[str, ClientRow | None]], is_cancelled: Callable[[], bool] = lambda: False
+    ) -> None:
+        asked = self._node.request(lambda number: AnnounceClients(number, tuple(rows)))
         waited(asked, self._timeout_s, is_cancelled)
         self._start()
 
@@ -410,7 +397,7 @@ class ClientAdmin(ManyClients):
     # ---- the client table
 
     def watch(self, output: object) -> None:
-        """On the loop: somebody's rows have changed."""
+        """Runs on the loop, when the rows of some node have changed."""
         if not isinstance(output, InterestChanged):
             return
         if self._keepers.watch(output):
@@ -435,17 +422,24 @@ class ClientAdmin(ManyClients):
         with self._lock:
             self._is_closed = True
         self._heard.put(None)
+
+    def ended(self) -> None:
+        """Wait until nothing is done any longer. Never on the loop, which the work needs."""
         if self._worker is not None:
             self._worker.join(self._timeout_s)
 
     def _work(self) -> None:
+        is_claimed = False
         while True:
             heard: tuple[NodeId, list[InterestItem]] | None = (NodeId(b""), [])
             with suppress(queue.Empty):
                 heard = self._heard.get(timeout=min(max(self._lease.due_at - time.monotonic(), 0), LOOK_S))
-            if heard is None:
+            if heard is None or self._is_closed:
                 return
             try:
+                if not is_claimed:
+                    self._claim()
+                    is_claimed = True
                 self._follow(*heard)
                 self._settle()
                 self._groups.expire()
@@ -460,14 +454,18 @@ class ClientAdmin(ManyClients):
     def _follow(self, node_id: NodeId, items: list[InterestItem]) -> None:
         """Rows of another node: clients of ours that went there are told so, and let go once they are covered. Those
         that went to another channel are let go at once: its gatekeeper has seen to the rest."""
+        seen: dict[str, SeenRow] = {}
         for item in items:
             if item.topic_hash == ROAMED_HASH:
                 self._follow_roamed(item.text)
-                continue
-            found = seen_row(node_id, item)
-            if found is None:
-                continue
-            key, other = found
+            elif (found := seen_row(node_id, item)) is not None:
+                seen[found[0]] = found[1]
+        if not seen:
+            return
+        for key in self._node.look(lambda node: node.interest.clients.rows.keys() & seen.keys(), self._timeout_s):
+            if self._is_closed:
+                return
+            other = seen[key]
             with self._turn(key):
                 me, own = self._own_row(key)
                 if own is None or node_id == me:

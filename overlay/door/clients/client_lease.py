@@ -26,7 +26,7 @@ clients."""
 TELL_S = 2.0
 """The delay before other nodes hear of a new stream that clients need; guess."""
 HOLD_SHARE = 50
-"""With many clients less often: the work takes at most one part in this many of a thread's time."""
+"""The work takes at most one part in this many of a thread's time: with many clients it is done less often."""
 
 
 class ClientLease:
@@ -37,7 +37,7 @@ class ClientLease:
     ) -> None:
         """`tell` is told what is leased, each time."""
         self._tell = tell
-        self._told_at = 0.0
+        self._announced_at = 0.0
         self._store = store
         self._clock_ms = clock_ms
         self._timeout_s = timeout_s
@@ -110,14 +110,14 @@ class ClientLease:
             else:
                 held(self._store, READER, frontier, tuple(floor), now_ms, self._timeout_s)
         self._tell(floor)
-        self._told_at = time.monotonic()
+        self._announced_at = time.monotonic()
 
     def tell_again(self) -> None:
-        """Once in a while: streams may have come that clients need."""
+        """Called from time to time: there may be new streams that clients need."""
         with self._lock:
             floor = {topic: dict(origins) for topic, origins in self._floor.items()}
-        if floor and time.monotonic() - self._told_at >= TELL_S:
-            self._told_at = time.monotonic()
+        if floor and time.monotonic() - self._announced_at >= TELL_S:
+            self._announced_at = time.monotonic()
             self._tell(floor)
 
 

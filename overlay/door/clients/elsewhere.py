@@ -44,7 +44,7 @@ def unknown_of(node: NodeHandle, keys: Sequence[str], timeout_s: float) -> list[
 
 
 def _missing(node: Node, keys: Sequence[str]) -> tuple[list[str], bool]:
-    """On the loop: the clients that no node here has, and whether mail leaves the channel."""
+    """Runs on the loop: the clients that no node of this channel has, and whether mail leaves the channel."""
     missing = [each for each in keys if not rows_of(node, each)[1]]
     if not missing:
         return [], False
@@ -53,7 +53,7 @@ def _missing(node: Node, keys: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def _answers(node: Node) -> dict[str, bool]:
-    """On the loop: what gatekeepers have answered; one that knows a client counts before others."""
+    """Runs on the loop: the answers of gatekeepers; one that knows a client takes precedence."""
     answers: dict[str, bool] = {}
     for entry in node.interest.view.used():
         for item in entry.items.values():

@@ -118,6 +118,8 @@ class GroupShares:
 class SharedFrontiers(Frontiers):
     """The frontiers that a member of a group sees: those of its own streams."""
 
+    hides_streams = True
+
     def __init__(self, base: Frontiers, owns: Owns) -> None:
         super().__init__()
         self._base = base
@@ -131,6 +133,9 @@ class SharedFrontiers(Frontiers):
     @closed.setter
     def closed(self, closed: bool) -> None:
         """Only the base is closed."""
+
+    def shared(self, topic: str) -> tuple[str, Frontiers]:
+        return self._base.shared(topic)
 
     def _positions(self, topics: Iterable[str]) -> dict[StreamId, int]:
         return {stream: until for stream, until in self._base._positions(topics).items() if self._owns(stream)}

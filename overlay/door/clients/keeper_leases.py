@@ -41,11 +41,11 @@ class KeeperLeases:
         self._timeout_s = selective.timeout_s
         self._lock = threading.Lock()
         """Over the fields below."""
-        self._told: dict[StreamId, int] = {}
+        self._announced: dict[StreamId, int] = {}
         for text in node.now(_own_holds):
             if (found := hold_of(text)) is not None:
-                self._told[found[0]] = found[1]
-        self._told_at = 0.0
+                self._announced[found[0]] = found[1]
+        self._announced_at = 0.0
         self._telling = threading.Lock()
         """Held while the node is asked: the last to tell tells the latest."""
         self._heard: dict[NodeId, None] = {}
@@ -60,25 +60,28 @@ class KeeperLeases:
         with self._telling:
             wanted = self._wanted(floor)
             with self._lock:
-                told = self._told
-                is_late = time.monotonic() - self._told_at >= RAISE_S
-                lowered = {each: first for each, first in wanted.items() if first < told.get(each, first + 1)}
-                raised = {each: first for each, first in wanted.items() if first > told.get(each, first)}
-                gone = [each for each in told if each not in wanted]
+                announced = self._announced
+                is_late = time.monotonic() - self._announced_at >= RAISE_S
+                lowered = {each: first for each, first in wanted.items() if first < announced.get(each, first + 1)}
+                raised = {each: first for each, first in wanted.items() if first > announced.get(each, first)}
+                gone = [each for each in announced if each not in wanted]
             if not lowered and not (is_late and (raised or gone)):
                 return
             self._announce({**lowered, **raised}, gone)
             with self._lock:
-                self._told = wanted
-                self._told_at = time.monotonic()
+                self._announced = wanted
+                self._announced_at = time.monotonic()
 
     def _wanted(self, floor: Frontier) -> dict[StreamId, int]:
-        topics = self._selective.chosen(tuple(floor))
-        wanted = {}
-        for topic in topics:
-            here = [stream.origin.hex() for stream in self._store.streams() if stream.topic == topic]
-            for origin in sorted({*here, *floor[topic]}):
-                wanted[StreamId(NodeId(bytes.fromhex(origin)), topic)] = floor[topic].get(origin, 1)
+        origins = {topic: set(floor[topic]) for topic in self._selective.chosen(tuple(floor))}
+        for stream in self._store.streams() if origins else ():
+            if stream.topic in origins:
+                origins[stream.topic].add(stream.origin.hex())
+        wanted = {
+            StreamId(NodeId(bytes.fromhex(origin)), topic): floor[topic].get(origin, 1)
+            for topic, found in origins.items()
+            for origin in found
+        }
         return dict(sorted(wanted.items(), key=lambda item: (item[0].topic, item[0].origin))[:HOLDS_MAX])
 
     def _announce(self, changed: Mapping[StreamId, int], gone: list[StreamId]) -> None:
@@ -94,7 +97,7 @@ class KeeperLeases:
     # ---- what others' clients need
 
     def watch(self, change: InterestChanged) -> bool:
-        """On the loop: somebody's entry has changed. Whether it has to do with holds."""
+        """Runs on the loop, when an entry has changed. Whether the change concerns holds."""
         if not change.present:
             return False  # it may be dead: what its clients need is retained until the lease ends
         hashes = [item.topic_hash for item in (*change.joined, *change.rejoined)]
@@ -130,7 +133,7 @@ def _own_holds(node: Node) -> list[str]:
 
 
 def _holds(node: Node, node_id: NodeId) -> tuple[NodeId, list[str]]:
-    """On the loop: this node, and the holds of another."""
+    """Runs on the loop: this node, and the holds of another."""
     entry = node.interest.view.entries.get(node_id)
     items = () if entry is None else entry.items.values()
     return node.me.node_id, [item.text for item in items if item.topic_hash == HOLDS_HASH]

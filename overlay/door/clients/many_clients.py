@@ -7,7 +7,7 @@ changes nothing: a request may be repeated. What is done is durable, and announc
 import json
 import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -39,7 +39,7 @@ from m4cast.overlay.store.store import Store
 SHOWN_MAX = 1_000
 PROFILE_SHOWN = ("name", "topic", "where", "language", "begin")
 CLIENTS_MAX = 500
-"""In one request. More: fewer calls; other calls about clients wait longer."""
+"""The most clients in one request. More: fewer calls; other calls about clients wait longer."""
 WISH_FIELDS = ("key", "credential", "profiles")
 PROFILE_FIELDS = ("name", "topic", "where", "language")
 
@@ -135,7 +135,7 @@ class ManyClients:
     @abstractmethod
     def _refusal(self, key: str, found: object) -> Refusal: ...
     @abstractmethod
-    def _cover(self, key: str, row: ClientRow, state: ClientState) -> None: ...
+    def _settle_soon(self, keys: Iterable[str]) -> None: ...
     @abstractmethod
     def _start(self) -> None: ...
 
@@ -244,16 +244,20 @@ class ManyClients:
             try:
                 waited(asked, self._timeout_s, caller.is_cancelled)
             except Refusal:
-                for key, _ in rows:
-                    self._store.clients.remove(key)  # a state without a row is nobody's
+                self._discard_unannounced([key for key, _ in rows])
                 raise
             self._start()
-        announced = dict(rows)
-        for key, (session, state) in states.items():
-            if self._wants.is_wanted(state):  # it has selective topics
-                self._wants.keep(key, session, state, caller.name)
-                if key in announced:
-                    self._cover(key, announced[key], state)
+        wanting = {key: client for key, client in states.items() if self._wants.is_wanted(client[1])}
+        if wanting:
+            self._wants.keep(wanting, caller.name)
+            self._settle_soon(wanting)
+
+    def _discard_unannounced(self, keys: Sequence[str]) -> None:
+        """A state without a row is nobody's. Rows whose announcement was not waited for may be there all the same."""
+        rows = self._node.look(lambda node: node.interest.clients.rows.keys() & set(keys), self._timeout_s)
+        for key in keys:
+            if key not in rows:
+                self._store.clients.remove(key)
 
     def _written(self, state: ClientState) -> bytes:
         fields = {"state": json_of(state), "seen_ms": self._node.clock_ms()}

@@ -52,8 +52,9 @@ def file_answer(request: web.Request, name: str) -> web.Response:
 
 @cache
 def console_files() -> dict[str, ConsoleFile]:
+    """The files of the console by their paths under `static`."""
     paths = (path for path in STATIC.rglob("*") if path.suffix in MEDIA_TYPES)
-    return {path.name: _file(path) for path in sorted(paths)}
+    return {path.relative_to(STATIC).as_posix(): _file(path) for path in sorted(paths)}
 
 
 def _file(path: Path) -> ConsoleFile:

@@ -115,7 +115,7 @@ class HttpConnection(web.RequestHandler):
         return answer
 
     def given_up(self) -> None:
-        """Nothing was made of it yet."""
+        """Called when the request is abandoned before it was processed."""
 
     # ---- called by the crowd
 
@@ -133,7 +133,8 @@ class HttpConnection(web.RequestHandler):
             self.watch()
 
     def watch(self) -> None:
-        """From now on it has `asking_ms`. A timer that runs already looks again then: most requests need no new one."""
+        """Give a request `asking_ms` from now on. A timer that is already running checks again then: most requests need
+        no new one."""
         self._late_at = self._loop.time() + self._crowd.limits.asking_ms / 1000
         if self._deadline is None:
             self._deadline = self._loop.call_at(self._late_at, self._look)
@@ -184,9 +185,8 @@ class Crowd:
         self.introduced: Callable[[HttpConnection], object] = lambda connection: None
         """Called with a connection that has sent its first request, or has ended."""
 
-    def begin(self, request: web.Request) -> bool:
+    def begin(self, connection: HttpConnection, request: web.Request) -> bool:
         """A request has arrived. Returns whether it is answered."""
-        connection = connection_of(request)
         if connection not in self._known:
             self.introduced(connection)
             if len(self._known) >= self.limits.connections_max and not self._close_one():
@@ -195,13 +195,6 @@ class Crowd:
             self._known[connection] = None
         connection.begin(request)
         return True
-
-    def taking(self, request: web.Request) -> None:
-        """Its answer is being sent from now on."""
-        connection_of(request).phase = "taking"
-
-    def end(self, request: web.Request) -> None:
-        connection_of(request).end()
 
     def refuse(self, connection: HttpConnection, reason: str, detail: str) -> None:
         self.count(reason, detail)

@@ -1,6 +1,7 @@
-"""Metrics of a gatekeeper, from its report (`overlay/net/gateways/view.py`). Other nodes have no samples of these.
+"""Metrics of a gatekeeper, from its report (`overlay/net/gateways/view.py`). Other nodes export no samples of them.
 
-Links are summed up by the channel at their other end: their number is that of the gateways in the settings.
+The values of links are summed by the channel at their other end. The settings name these channels, which bounds their
+number.
 """
 
 from collections import Counter

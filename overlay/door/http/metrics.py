@@ -1,17 +1,18 @@
-"""Metrics for Prometheus: what a scrape returns. `docs/METRICS.md` says what each one means and what to alert on.
+"""Metrics for Prometheus: the answer to a scrape. `docs/METRICS.md` says what each metric means and what to alert on.
 
-Nothing is counted here that can be looked up: a scrape reads, on the node's loop, the numbers that its machines have
-anyway, and those of the store in its own thread. Only what is recorded nowhere is counted as it happens (`Tally`), by
-plain additions. Counters start at 0 with the node, and those of the protocol again when it takes a new id; Prometheus
-expects that of counters.
+Numbers that can be looked up are not counted here: a scrape reads those of the node's machines on the node's loop, and
+those of the store in its own thread. Only events that are recorded nowhere else are counted as they happen (`Tally`),
+by plain additions. Counters start at 0 with the node; those of the protocol start again when the node takes a new id,
+which Prometheus expects of counters.
 
-Labels are few and bounded: never a stream or a topic. Clients choose only the names of readers; at most `READERS_MAX`
-of these are reported, those that lag most. Of clients that filter, at most `CLIENTS_MAX` are, those that cost most.
+Labels are few and bounded, and never name a stream. Clients choose only the names of readers and topics. At most
+`READERS_MAX` readers are reported, those that lag most; at most `CLIENTS_MAX` clients that filter, those that cost
+most; and topics only if the setting `metrics_topics_max` allows it.
 """
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
@@ -29,14 +30,19 @@ from m4cast.overlay.door.admin.status import Sample, samples_of, unready_of
 from m4cast.overlay.door.call_counts import CallCounts
 from m4cast.overlay.door.http.gateways import gateway_samples
 from m4cast.overlay.door.node_handle import NodeHandle
+from m4cast.overlay.door.selected.backlog import profile_of, rows_here
 from m4cast.overlay.histogram import Histogram
+from m4cast.overlay.ids import StreamId
 from m4cast.overlay.net.driver import Driver, Shown
 from m4cast.overlay.protocol.effects import Delivered, Trace
 from m4cast.overlay.protocol.node import Node
 from m4cast.overlay.protocol.wire.batch import How, Skip, SkipReason
 from m4cast.overlay.protocol.wire.messages import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN
-from m4cast.overlay.store.store import FreeSpace, Store
+from m4cast.overlay.store.store import FreeSpace, Reader, Store
 
+LAG_BATCHES = 1_000
+"""The most batches of one stream of a selective topic that are examined for a reader's lag, which takes about 4 ms. A
+longer lag is reported as that of the first `LAG_BATCHES` batches."""
 READERS_MAX = 100
 CLIENTS_MAX = 100
 HOPS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20)
@@ -63,122 +69,138 @@ FAMILIES: dict[str, Family] = {
     ),
     "m4cast_node_info": Family("gauge", "The identity of this node.", ("node_id", "name", "site")),
     "m4cast_node_incarnation": Family("gauge", "Number of times that the store was opened."),
-    "m4cast_node_state": Family("gauge", "1 for the state that the node is in.", ("state",)),
-    "m4cast_node_ready": Family("gauge", "1 if /readyz answers 200."),
+    "m4cast_node_state": Family("gauge", "1 for the state that the node is in, 0 for the others.", ("state",)),
+    "m4cast_node_ready": Family("gauge", "1 if /readyz answers 200, else 0."),
     "m4cast_clock_ahead_seconds": Family(
         "gauge", "Time by which the clock is ahead of the median of the neighbours' clocks; negative if behind."
     ),
     "m4cast_retention_clock_lag_seconds": Family(
-        "gauge", "Time by which the clock that ages rows lags the system's, whose jumps it follows slowly."
+        "gauge", "Time by which the clock used for retention lags behind the system's, whose jumps it follows slowly."
     ),
     "m4cast_anonymous_memory_bytes": Family("gauge", "Memory of the process without mapped files."),
     "m4cast_loop_delay_seconds": Family("gauge", "Time that this scrape waited for the node's loop."),
     "m4cast_loop_inputs": Family("gauge", "Inputs that were waiting for the node when this scrape began."),
     # ---- the graph
-    "m4cast_neighbours": Family("gauge", "Neighbours."),
-    "m4cast_holes": Family("gauge", "Neighbours that the node lacks."),
+    "m4cast_neighbours": Family("gauge", "Links to other nodes."),
+    "m4cast_holes": Family("gauge", "Missing neighbours, at most `degree`."),
     "m4cast_diameter": Family("gauge", "Estimated diameter of the graph, in hops."),
     "m4cast_roster_nodes": Family("gauge", "Known nodes that have not left, including this one."),
-    "m4cast_roster_silent_nodes": Family("gauge", "Known nodes, not those that have left, whose beacons are missing."),
-    "m4cast_connections": Family("gauge", "Open connections to other nodes: links and calls."),
+    "m4cast_roster_silent_nodes": Family(
+        "gauge", "Known nodes that have not left, but whose last three beacons are missing."
+    ),
+    "m4cast_connections": Family("gauge", "Open connections to other nodes: links and short calls."),
     "m4cast_refused_total": Family("counter", "Peers and clients that this node refused.", ("reason",)),
-    "m4cast_refused_by_others_total": Family("counter", "Connections of this node that another one refused."),
+    "m4cast_refused_by_others_total": Family("counter", "Connections of this node that another node refused."),
     "m4cast_happenings_total": Family("counter", "Events of the protocol, by name.", ("name",)),
     # ---- traffic
-    **_traffic("published", "Published at this node and on its disk"),
-    **_traffic("delivered", "Delivered at this node, by how they arrived", "how"),
+    **_traffic("published", "Published by this node and on its disk"),
+    **_traffic("delivered", "Delivered at this node, by the way of arrival", "how"),
     **_traffic("received", "Copies received from other nodes, including duplicates"),
-    **_traffic("sent", "Copies sent over links, by reason", "how"),
-    "m4cast_duplicate_batches_total": Family("counter", "Copies received of batches that were here already."),
-    "m4cast_redundancy_ratio": Family("gauge", "Copies received for each batch delivered from others, since start."),
-    "m4cast_delivery_hops": Family("histogram", "Hops of batches from other nodes."),
+    **_traffic("sent", "Copies sent to other nodes, pushed or pulled", "how"),
+    "m4cast_duplicate_batches_total": Family("counter", "Copies received of batches that this node already had."),
+    "m4cast_redundancy_ratio": Family("gauge", "Copies received for each batch delivered from other nodes."),
+    "m4cast_delivery_hops": Family("histogram", "Links that batches from other nodes travelled over."),
     "m4cast_delivery_latency_seconds": Family(
         "histogram", "Time from publishing, by the origin's clock, to delivery, by this node's clock.", ("how",)
     ),
     # ---- routes
     "m4cast_routed_frames_total": Family(
-        "counter", "Routed frames: sent by this node, passed on by it, arrived at it as a destination.", ("what",)
+        "counter", "Routed frames that this node sent, relayed, or received as a destination.", ("what",)
     ),
-    "m4cast_routed_dropped_total": Family("counter", "Copies of routed frames that were not passed on.", ("reason",)),
+    "m4cast_routed_dropped_total": Family("counter", "Routed frames that were not passed on.", ("reason",)),
     "m4cast_routed_link_frames_total": Family("counter", "Routed frames sent over a link.", ("neighbour",)),
     "m4cast_routed_link_bytes_total": Family(
-        "counter", "Bytes of routed frames sent over a link; control frames are estimated.", ("neighbour",)
+        "counter", "Bytes of routed frames sent over a link; the size of control messages is estimated.", ("neighbour",)
     ),
     "m4cast_selective_copies_total": Family(
-        "counter", "Own selective batches: copies for nodes that want them, and those spared to others.", ("what",)
+        "counter", "Copies of own selective batches: sent to nodes that want or keep them, or spared.", ("what",)
     ),
     "m4cast_selective_copied_bytes_total": Family(
-        "counter", "Payload bytes of own selective batches: sent to nodes, and spared.", ("what",)
+        "counter", "Payload bytes of copies of own selective batches, sent and spared.", ("what",)
     ),
     # ---- what is missing
     "m4cast_streams": Family("gauge", "Known streams."),
-    "m4cast_missing_rows": Family("gauge", "Rows that others have and this node has not accepted yet."),
+    "m4cast_missing_rows": Family("gauge", "Rows that a neighbour has and this node has not accepted yet."),
     "m4cast_forked_streams": Family("gauge", "Streams of which two histories were seen since the node started."),
     "m4cast_gaps_open": Family("gauge", "Streams in which a batch has arrived before earlier rows."),
     "m4cast_gaps_opened_total": Family("counter", "Gaps that opened."),
-    "m4cast_gaps_repaired_total": Family("counter", "Gaps that were closed by the missing rows."),
+    "m4cast_gaps_repaired_total": Family("counter", "Gaps that closed because their rows arrived."),
     "m4cast_skips_total": Family("counter", "Skips delivered in place of rows.", ("reason",)),
-    "m4cast_skipped_rows_total": Family("counter", "Rows in place of which skips were delivered.", ("reason",)),
+    "m4cast_skipped_rows_total": Family("counter", "Rows that delivered skips replace.", ("reason",)),
     # ---- queues
     "m4cast_link_queued_bytes": Family("gauge", "Bytes that wait to be sent to a neighbour.", ("neighbour",)),
-    "m4cast_held_back_bytes": Family("gauge", "Payload that waits for earlier rows."),
-    "m4cast_undurable_bytes": Family("gauge", "Payload from others that is accepted and not on disk yet."),
+    "m4cast_held_back_bytes": Family("gauge", "Payload of batches that wait for earlier rows."),
+    "m4cast_undurable_bytes": Family("gauge", "Payload from other nodes that was accepted but is not on disk yet."),
     "m4cast_publish_queue_requests": Family("gauge", "Publishes that wait for the window."),
     "m4cast_publish_window_used_bytes": Family(
         "gauge", "Own payload that the slowest neighbour does not have on disk yet."
     ),
-    "m4cast_publisher_keys": Family("gauge", "Publisher keys."),
-    "m4cast_publisher_keys_bytes": Family("gauge", "Memory of publisher keys, as publisher_bytes_max counts it."),
-    "m4cast_own_topics": Family("gauge", "Topics published at this node, as topics_max counts them."),
+    "m4cast_publisher_keys": Family("gauge", "Publisher keys of this node."),
+    "m4cast_publisher_keys_bytes": Family("gauge", "Memory of the publisher keys, as publisher_bytes_max counts it."),
+    "m4cast_own_topics": Family("gauge", "Topics under which this node has ever published, as topics_max counts them."),
     "m4cast_shed_total": Family(
         "counter", "Batches dropped because a queue was full, to be fetched later.", ("reason",)
     ),
     # ---- the store
     "m4cast_store_commit_seconds": Family("histogram", "Duration of a commit, including its fsync."),
-    "m4cast_store_queued_bytes": Family("gauge", "Bytes of appends that wait for their transaction."),
+    "m4cast_store_queued_bytes": Family("gauge", "Approximate bytes of appends that wait for their transaction."),
     "m4cast_store_live_bytes": Family("gauge", "Bytes of the store's pages in use."),
     "m4cast_store_file_bytes": Family("gauge", "Size of the store's file, including free pages."),
-    "m4cast_store_map_bytes": Family("gauge", "Largest size of the store's file."),
-    "m4cast_store_available_bytes": Family("gauge", "Free space, in the file and on the disk."),
-    "m4cast_store_reserve_bytes": Family("gauge", "Free space below which the store counts as full."),
-    "m4cast_store_kept_rows": Family("gauge", "Rows from the retention floor of each stream to its end."),
-    "m4cast_store_removed_rows": Family("gauge", "Rows below the retention floors, removed or never received."),
-    "m4cast_store_oldest_row_timestamp_seconds": Family(
-        "gauge", "Time at which the oldest retained row was published, since 1970."
+    "m4cast_store_map_bytes": Family("gauge", "Size that the store's file may grow to."),
+    "m4cast_store_available_bytes": Family(
+        "gauge", "Available space: free pages of the file, plus the space by which it may grow."
     ),
-    "m4cast_topic_rows_total": Family("counter", "Rows of the topic that were delivered or skipped here.", ("topic",)),
+    "m4cast_store_reserve_bytes": Family("gauge", "Available space below which the store counts as full."),
+    "m4cast_store_kept_rows": Family("gauge", "Rows from the retention floor of each stream to its end."),
+    "m4cast_store_removed_rows": Family(
+        "gauge", "Rows below the retention floors: removed, or published before this node began."
+    ),
+    "m4cast_store_oldest_row_timestamp_seconds": Family(
+        "gauge", "Time at which the oldest retained row was published, in seconds since 1970."
+    ),
+    "m4cast_topic_rows_total": Family(
+        "counter", "Rows of the topic that were delivered or skipped at this node.", ("topic",)
+    ),
     "m4cast_topic_stored_bytes": Family("gauge", "Bytes of the topic's batches in the store.", ("topic",)),
     # ---- gateways, of a gatekeeper
     "m4cast_gateway_units": Family("gauge", "Other units that this gatekeeper knows."),
     "m4cast_gateway_unreached_units": Family("gauge", "Known units to which no gateway leads at the moment."),
     "m4cast_gateway_links": Family("gauge", "Links to gatekeepers of a channel that are up.", ("channel",)),
-    "m4cast_gateway_sent_rows_total": Family("counter", "Rows sent to a channel by links that are open.", ("channel",)),
+    "m4cast_gateway_sent_rows_total": Family(
+        "counter", "Rows sent to a channel over links that are open.", ("channel",)
+    ),
     "m4cast_gateway_sent_bytes_total": Family(
-        "counter", "Bytes sent to a channel by links that are open, control included.", ("channel",)
+        "counter", "Bytes sent to a channel over links that are open, including control messages.", ("channel",)
     ),
     "m4cast_gateway_received_bytes_total": Family(
-        "counter", "Bytes received from a channel by links that are open.", ("channel",)
+        "counter", "Bytes received from a channel over links that are open.", ("channel",)
     ),
-    "m4cast_gateway_withheld_total": Family("counter", "Batches that a rule kept from a channel.", ("channel",)),
+    "m4cast_gateway_withheld_total": Family("counter", "Batches that a rule withheld from a channel.", ("channel",)),
     "m4cast_gateway_queued_bytes": Family("gauge", "Bytes that wait to be sent to a channel.", ("channel",)),
-    "m4cast_gateway_open_batches": Family("gauge", "Batches that other units have not all acknowledged yet."),
+    "m4cast_gateway_open_batches": Family("gauge", "Batches that some other unit has not acknowledged yet."),
     # ---- clients
     "m4cast_clients": Family("gauge", "Clients with a key that are attached to this node, connected or not."),
-    "m4cast_clients_uncovered": Family("gauge", "Attached clients some of whose rows are not here yet."),
-    "m4cast_readers": Family("gauge", "Readers with a name, which hold retention back."),
+    "m4cast_clients_uncovered": Family(
+        "gauge", "Attached clients some of whose rows have not arrived at this node yet."
+    ),
+    "m4cast_readers": Family("gauge", "Named readers, for which rows are retained."),
     "m4cast_reader_lag_rows": Family("gauge", "Rows at this node that the reader has not read.", ("reader",)),
     "m4cast_reader_lease_seconds": Family(
         "gauge", "Time until the reader's lease expires; negative afterwards.", ("reader",)
     ),
     "m4cast_reader_cut_rows": Family("gauge", "Rows that were removed before the reader had read them.", ("reader",)),
-    "m4cast_door_calls_total": Family("counter", "Calls of clients that have ended.", ("call", "outcome")),
-    "m4cast_filter_cpu_seconds_total": Family("counter", "CPU time of filtered reads.", ("client",)),
+    "m4cast_door_calls_total": Family(
+        "counter", "Finished calls at the client door and the web door.", ("call", "outcome")
+    ),
+    "m4cast_filter_cpu_seconds_total": Family(
+        "counter", "CPU time of filters, parsed and applied, by client.", ("client",)
+    ),
     "m4cast_http_refused_total": Family("counter", "Connections that the HTTP door refused or cut off."),
 }
 
 
 class Tally:
-    """A driver's watcher: counts what is recorded nowhere. Each delivery costs two searches among a dozen numbers."""
+    """A driver's watcher: counts what is recorded nowhere else. A delivery costs two searches among a dozen numbers."""
 
     def __init__(self, driver: Driver) -> None:
         self._clock_ms = driver.clock.wall_ms
@@ -199,7 +221,7 @@ class Tally:
             elif delivery.sender is not None:
                 self.hops.add(delivery.hops)
                 latency_ms = self._clock_ms() - delivery.published_at_ms
-                # By the clocks of two hosts: the other one may be ahead.
+                # The clocks of two hosts are compared: the other one may be ahead.
                 self.latency[delivery.how].add(latency_ms / 1000 if latency_ms > 0 else 0)
         elif isinstance(output, Trace):
             self.happenings[output.name] += 1
@@ -292,16 +314,26 @@ class NodeCollector(Collector):
         yield from self._of_topics()
         readers = self._store.readers()
         yield "m4cast_readers", (), len(readers)
-        lags: dict[str, int] = {}
-        for name, reader in readers.items():
-            wanted = ((reader.holds(stream), low, until) for stream, (low, until) in streams.items())
-            lags[name] = sum(max(until - max(first, low), 0) for first, low, until in wanted if first is not None)
+        selective = self._node.look(lambda node: frozenset(node.selection.descriptors), self._timeout_s)
+        lags = {name: self._lag(reader, streams, selective) for name, reader in readers.items()}
         now_ms = self._driver.clock.wall_ms()
         for name, lag in sorted(lags.items(), key=lambda item: -item[1])[:READERS_MAX]:
             cut_rows = sum(cut.next_sequence - cut.first_sequence for cut in readers[name].cuts)
             yield "m4cast_reader_lag_rows", (name,), lag
             yield "m4cast_reader_lease_seconds", (name,), (readers[name].lease_until_ms - now_ms) / 1000
             yield "m4cast_reader_cut_rows", (name,), cut_rows
+
+    def _lag(self, reader: Reader, streams: Mapping[StreamId, tuple[int, int]], selective: frozenset[str]) -> int:
+        lag = 0
+        for stream, (low, until) in streams.items():
+            wanted = reader.holds(stream)
+            first = until if wanted is None else max(wanted, low)
+            if first < until and stream.topic in selective:
+                profile = profile_of(reader, stream.topic)
+                lag += rows_here(self._store, stream, first, until, profile, batches_max=LAG_BATCHES)
+            else:
+                lag += max(until - first, 0)
+        return lag
 
     def _of_topics(self) -> Iterator[Sample]:
         """Samples of the topics with the most stored bytes. Their number is limited: names of topics may be data."""

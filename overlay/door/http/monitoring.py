@@ -51,7 +51,7 @@ class HttpLimits:
     connections_max: int = 16
     """Connections that have sent a request, and as many that have not. Each of the former may have a thread."""
     connection_ms: int = 5_000
-    """From the connection to the last byte of the answer. Prometheus itself waits for 10 s."""
+    """The time from the connection to the last byte of the answer. Prometheus itself waits for 10 s."""
     request_bytes_max: int = 16 << 10
     look_ms: int = 2_000
     """The time that the node's loop may take to answer. Higher: a stuck node is noticed later."""

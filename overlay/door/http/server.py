@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from m4cast.overlay.door.http.connections import SERVER, ConnectionLimits, Crowd, HttpConnection
+from m4cast.overlay.door.http.connections import SERVER, ConnectionLimits, Crowd, HttpConnection, connection_of
 from m4cast.overlay.errors import M4castError
 from m4cast.overlay.net.listener import Listener
 
@@ -72,7 +72,8 @@ class HttpServer:
 
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not self._crowd.begin(request):
+        connection = connection_of(request)
+        if not self._crowd.begin(connection, request):
             answer = web.Response(status=503, text="this node has too many connections: repeat the request later\n")
             answer.force_close()
             return answer
@@ -84,8 +85,8 @@ class HttpServer:
         if self._limits.requests_max == 1:
             answered.force_close()
         answered.headers["Server"] = SERVER
-        self._crowd.taking(request)
+        connection.phase = "taking"
         await answered.prepare(request)
         await answered.write_eof()
-        self._crowd.end(request)
+        connection.end()
         return answered

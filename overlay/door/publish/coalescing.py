@@ -53,6 +53,8 @@ class Encoder:
     """Encodes rows of one schema as payload."""
 
     topic: str
+    topic_hash: int
+    """The hash by which registrations name the topic."""
     schema: pa.Schema
     written: bytes
     schema_id: int
@@ -74,7 +76,11 @@ class Encoder:
         extensions: tuple[Extension, ...] = ()
         if (
             rows.num_rows >= ROWS_MIN
-            and (self.topic in self.summaries.filtered.topics or self.topic in self.summaries.chosen)
+            and (
+                self.topic in self.summaries.filtered.topics
+                or self.topic in self.summaries.chosen
+                or self.topic_hash in self.summaries.registered.topics
+            )
         ) or self.topic in self.summaries.selective:
             extensions = self.summaries.extensions(self.topic, rows)
         if self.is_table:

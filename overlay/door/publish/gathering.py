@@ -7,19 +7,21 @@ batches to handle. Publishes of a connection keep their order, and each gets its
 
 What may take long stays on the threads: a topic's first publish, which compares its schema with all that is known,
 opens a gatherer. Only rows that have exactly its columns, with values of plain types that Arrow takes as they are
-written, are gathered. It closes when it was not used for a while, so that it does not hold on to a schema.
+written, are gathered: whatever is wrong with others is said by the threads. It closes when it was not used for a while,
+so that it does not hold on to a schema.
 
 Cost: a publish is two passes over its values; validation of types, encoding, the request and the answer are done once
 for all that are gathered. `tests/bench/web.py` watches it.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import types
@@ -27,7 +29,7 @@ from pyarrow import types
 from m4cast.overlay.door.node_handle import NodeHandle, timed_out
 from m4cast.overlay.door.publish.coalescing import FEW_BYTES_MAX, Encoder
 from m4cast.overlay.door.quotas import ByteQuota
-from m4cast.overlay.door.refusals import Refusal, bad_request, internal, stopping
+from m4cast.overlay.door.refusals import Refusal, internal, stopping
 from m4cast.overlay.net.driver import Answer
 from m4cast.overlay.protocol.effects import Publish, Published, Range, Refused
 
@@ -36,13 +38,22 @@ GATHERERS_MAX = 256
 UNUSED_S = 1.0
 """After so long without rows a gatherer closes. Higher: a topic that was deleted keeps its types for longer. Guess."""
 UNANSWERED_MAX = 1
-"""With fewer unanswered batches than these, rows are sent at once. Higher: rows wait less while there is CPU to spare,
-and every node has more batches to handle; with 2, nothing changed beyond the noise on a machine with other load."""
+"""Rows are sent at once while fewer batches than this are unanswered. Higher: rows wait less while there is CPU to
+spare, and every node has more batches to handle; with 2, nothing changed beyond the noise on a machine with other
+load."""
 GATHER_S = 0.002
 """The longest time for which rows gather while batches are unanswered. Shorter than `linger_ms`: no thread has to be
 woken for it. Higher: fewer batches, later rows. Guess."""
 EXACT_MAX = 1 << 53
 """Integers up to this are doubles without rounding."""
+LONG_MIN = float(1 << 63)
+"""Doubles from this on may be what a parser made of an integer beyond 64 bits: they are read again, exactly."""
+COLUMNS_MAX = 64
+"""Rows with more columns are left to the threads: Arrow takes 5 us for a column, however few its rows (measured)."""
+PUBLISHES_MAX = 256
+"""Publishes that gather: each is told its share of the range, which takes about 2 us (measured)."""
+VALUES_MAX = 16 << 10
+"""Values that gather: rows by columns. Arrow takes 50 ns for each (measured)."""
 
 Outcome = Range | Refusal
 Row = dict[str, Any]
@@ -53,22 +64,21 @@ class PlainColumns:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
-        self._kinds = [(field.name, _kinds(field.type), types.is_float64(field.type)) for field in schema]
-        self.are_plain = all(kinds for _, kinds, _ in self._kinds)
-        self.has_doubles = any(is_double for _, _, is_double in self._kinds)
+        found = [_plain_type(field.type) for field in schema]
+        self._types = [(field.name, plain) for field, plain in zip(schema, found, strict=True) if plain is not None]
+        self.are_plain = len(self._types) == len(found) <= COLUMNS_MAX
+        self.has_doubles = any(types.is_float64(field.type) for field in schema)
 
     def fit(self, rows: Sequence[Row]) -> list[list[Any]] | None:
-        """The values by column; None unless every row has exactly these columns, and values of their types."""
-        width = len(self._kinds)
+        """The values by column; None unless every row has exactly these columns, and values that Arrow takes."""
+        width = len(self._types)
         if not {width}.issuperset(map(len, rows)):
             return None
         columns: list[list[Any]] = []
         try:
-            for name, kinds, is_double in self._kinds:
+            for name, (kinds, takes) in self._types:
                 column = [row[name] for row in rows]
-                if not kinds.issuperset(map(type, column)):
-                    return None
-                if is_double and any(type(each) is int and abs(each) > EXACT_MAX for each in column):
+                if not kinds.issuperset(map(type, column)) or not takes(column):
                     return None
                 columns.append(column)
         except KeyError:
@@ -80,24 +90,57 @@ class PlainColumns:
         arrays = []
         for at, field in enumerate(self._schema):
             values = publishes[0][at] if len(publishes) == 1 else list(chain.from_iterable(p[at] for p in publishes))
-            try:
-                arrays.append(pa.array(values, field.type))
-            except (pa.ArrowException, ValueError, OverflowError) as error:
-                raise bad_request(f"column {field.name!r} is {field.type} so far: {error}") from None
+            arrays.append(pa.array(values, field.type))
         return pa.record_batch(arrays, schema=self._schema)
 
 
-def _kinds(type_: pa.DataType) -> frozenset[type]:
-    """The Python types of parsed JSON that a column of this type takes without changing a value; none: not plain."""
+class PlainType(NamedTuple):
+    """The values that a column of some type takes without changing them."""
+
+    kinds: frozenset[type]
+    """Types of parsed JSON."""
+    takes: Callable[[list[Any]], bool]
+    """Tells if such a column takes these values. One that Arrow refuses would refuse all that is gathered with it."""
+
+
+def _plain_type(type_: pa.DataType) -> PlainType | None:
+    """None: not plain."""
     if types.is_integer(type_):
-        return frozenset((int, NoneType))
+        return PlainType(frozenset((int, NoneType)), _whole_numbers(type_))
     if types.is_float64(type_):
-        return frozenset((float, int, NoneType))
+        return PlainType(frozenset((float, int, NoneType)), _are_doubles)
     if types.is_string(type_):
-        return frozenset((str, NoneType))
+        return PlainType(frozenset((str, NoneType)), _are_utf8)
     if types.is_boolean(type_):
-        return frozenset((bool, NoneType))
-    return frozenset()
+        return PlainType(frozenset((bool, NoneType)), lambda _: True)
+    return None
+
+
+def _whole_numbers(type_: pa.DataType) -> Callable[[list[Any]], bool]:
+    bits = type_.bit_width
+    least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if types.is_signed_integer(type_) else (0, (1 << bits) - 1)
+
+    def are_within(values: list[Any]) -> bool:
+        present = [each for each in values if each is not None]
+        return not present or (least <= min(present) and max(present) <= most)
+
+    return are_within
+
+
+def _are_doubles(values: list[Any]) -> bool:
+    present = [each for each in values if each is not None]
+    return max(map(abs, present), default=0) <= EXACT_MAX or not any(
+        abs(each) > EXACT_MAX if type(each) is int else abs(each) >= LONG_MIN for each in present
+    )
+
+
+def _are_utf8(values: list[Any]) -> bool:
+    """False: there is half a surrogate pair, as JSON may write it."""
+    try:
+        "".join(filter(None, values)).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +169,7 @@ class Gatherer:
         self.columns = PlainColumns(encode.schema)
         self.held = held
         self.is_used = True
-        """Since `Gathering` last looked."""
+        """True if it was used since `Gathering` last looked."""
         self._encode = encode
         self._acks = acks
         self._node = node
@@ -134,6 +177,8 @@ class Gatherer:
         self._timeout_s = timeout_s
         self._gathered: list[GatheredRows] = []
         self._gathered_bytes = 0
+        self._gathered_values = 0
+        self._bytes_max = min(FEW_BYTES_MAX, encode.batch_bytes_max // 2)
         self._unanswered = 0
         self._due: asyncio.Handle | None = None
 
@@ -152,7 +197,12 @@ class Gatherer:
         self.is_used = True
         self._gathered.append(rows)
         self._gathered_bytes += rows.size
-        if self._gathered_bytes >= FEW_BYTES_MAX:
+        self._gathered_values += rows.count * len(rows.columns)
+        if (
+            len(self._gathered) >= PUBLISHES_MAX
+            or self._gathered_values >= VALUES_MAX
+            or self._gathered_bytes >= self._bytes_max
+        ):
             self.flush()
         elif self._due is None:
             loop = asyncio.get_running_loop()
@@ -169,19 +219,21 @@ class Gatherer:
             self._due = None
         if self._gathered:
             taken, self._gathered = self._gathered, []
-            self._gathered_bytes = 0
+            self._gathered_bytes = self._gathered_values = 0
             self._send(taken)
 
     def _send(self, taken: list[GatheredRows]) -> None:
-        """As one batch; if that is refused, each publish by itself, so that each has its own outcome."""
+        """Publish all as one batch; if that is refused, each half by itself, so that a good publish is not refused with
+        a bad one."""
         try:
             staged = self._encode(self.columns.rows([each.columns for each in taken]))
             first = taken[0].client
             answer = self._node.request_here(lambda n: Publish(n, (staged,), (), self._acks, first))
         except Exception as error:
-            if len(taken) > 1:
-                for each in taken:
-                    self._send([each])
+            if len(taken) > 1 and not self._node.is_stopped:
+                half = len(taken) // 2
+                self._send(taken[:half])
+                self._send(taken[half:])
             else:
                 self._tell(taken, error if isinstance(error, Refusal) else internal(error))
             return
@@ -208,8 +260,12 @@ class Gatherer:
     def _tell(self, taken: list[GatheredRows], outcome: Outcome) -> None:
         """Each publish its share of the range, or why there is none."""
         first = outcome.first_sequence if isinstance(outcome, Range) else 0
+        sizes: Counter[str] = Counter()
         for each in taken:
-            self._quota.give_back(each.client, each.size)
+            sizes[each.client] += each.size
+        for client, size in sizes.items():
+            self._quota.give_back(client, size)
+        for each in taken:
             if isinstance(outcome, Range):
                 each.tell(Range(outcome.stream, first, first + each.count))
                 first += each.count
@@ -230,11 +286,11 @@ class Gathering:
         return self._gatherers.get((topic, acks))
 
     def opened(self, gatherer: Gatherer) -> None:
-        """From any thread: use it from now on, unless there is one."""
+        """Use it from now on, unless there is one. Callable from any thread."""
         self._later(lambda: self._open(gatherer))
 
     def close(self) -> None:
-        """From any thread: the node stops."""
+        """Stop: the node ends. Callable from any thread."""
         self._later(self._close_all)
 
     def _open(self, gatherer: Gatherer) -> None:
@@ -263,5 +319,5 @@ class Gathering:
         self._gatherers.clear()
 
     def _let_go(self, gatherer: Gatherer) -> None:
-        """On a thread: others may have locked what it holds for long."""
+        """Runs on a thread, because others may hold the locks for long."""
         asyncio.get_running_loop().run_in_executor(None, gatherer.held.close)

@@ -42,8 +42,8 @@ class PostedRows:
             self.send_now()
 
     def close(self) -> None:
-        """Nobody waits for the answer any more. If there is none yet, rows that were not sent are dropped, which may
-        wait for others that are being sent: not on the loop. (This is not called by the answer itself: that arrives
+        """Give up waiting for the answer. If there is none yet, rows that were not sent are dropped. That may wait for
+        others that are being sent, so it does not run on the loop. (The answer itself does not call this: it arrives
         while the coalescer is locked.)"""
         if not self.answer.done():
             with self._lock:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.door.access.rights import Caller
 from m4cast.overlay.door.admin.status import acks_max_of
@@ -196,7 +197,8 @@ class PutService:
                 self.gathering.opened(gatherer)
 
     def gatherer(self, put: Put) -> Gatherer | None:
-        """On the loop: what gathers such publishes. Keys and time-outs of their own are for the threads."""
+        """The gatherer for such publishes, used on the loop; None for those with keys or time-outs of their own, which
+        are left to the threads."""
         if put.moves or put.timeout_s is not None:
             return None
         return self.gathering.find(put.topic, self._acks if put.acks is None else put.acks)
@@ -214,6 +216,7 @@ class PutService:
         written = payload.schema_bytes(schema)
         return Encoder(
             topic=topic,
+            topic_hash=xxh3_64_intdigest(topic.encode()),
             schema=schema,
             written=written,
             schema_id=payload.fingerprint(written),
@@ -334,6 +337,8 @@ def _record_batches(reader: Any, route_by: tuple[str, ...] | None) -> Iterator[p
         except StopIteration:
             return
         count = 0 if rows is None else rows.num_rows
+        if count and route_by:
+            payload.checked(rows, full=True)
         if count <= payload.BATCH_ROWS_MAX:
             if count and route_by:
                 yield from split_rows(rows, route_by)

@@ -170,7 +170,7 @@ class Restoring:
                 batch = reader.read_chunk().data
             except StopIteration:
                 break
-            batches.append(batch)
+            batches.append(payload.checked(batch))
             size, rows = size + batch.nbytes, rows + batch.num_rows
             if size > ROWS_BYTES * self._bytes_max or rows > payload.BATCH_ROWS_MAX:
                 raise payload.too_large(rows, size, ROWS_BYTES * self._bytes_max)

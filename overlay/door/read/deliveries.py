@@ -129,7 +129,7 @@ class Deliveries:
 
 
 def _fitting(records: list[DeliveryRecord]) -> list[DeliveryRecord]:
-    """As many of them as one message takes, at least one."""
+    """The first of these records, as many as one message takes, but at least one."""
     size = 0
     for at, record in enumerate(records):
         facts = record.facts

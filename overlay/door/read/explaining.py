@@ -23,6 +23,8 @@ from m4cast.overlay.store.store import Store, SummarisedBatch
 ROWS_DEFAULT = 100_000
 ROWS_MAX = 10_000_000
 SLICE_ROWS = 65_536
+NOT_TOLD = dict.fromkeys(("passed_over_batches", "error_rows", "cpu_ms_per_million_rows"))
+"""The part of an answer that depends on whole batches, so also on rows that a token with a filter may not see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class FilterQuestion:
     topic: str
     profile: Profile
     rows: int
-    """The maximum number of the newest rows to test."""
+    """The number of newest rows to test, shared evenly by the streams; at least one of each, unless it is 0."""
 
 
 def parse_explain(fields: Fields) -> FilterQuestion:
@@ -60,7 +62,7 @@ class Explaining:
             detail = f"nothing was published under topic {question.topic!r}, as far as this node knows: check the name"
             raise Refusal("unknown-topic", detail)
         lows = self._store.lows(positions)
-        share = question.rows // len(positions)
+        share = max(question.rows // len(positions), min(question.rows, 1))
         spans = [
             StreamSpan(stream, max(lows.get(stream, 1), until - share), until) for stream, until in positions.items()
         ]
@@ -76,8 +78,7 @@ class Explaining:
             "known_columns": known.names,
             "is_opaque": is_opaque(profile.condition),
             **self._tested(allowed, [span for span in spans if span.first < span.next], caller),
-            # A batch is compared whole: also rows that a token with a filter may not see.
-            **({} if caller.rights.filter_of(question.topic) is None else {"error_rows": None}),
+            **({} if caller.rights.filter_of(question.topic) is None else NOT_TOLD),
         }
 
     def _tested(self, profile: Profile, spans: list[StreamSpan], caller: Caller) -> dict[str, Any]:

@@ -27,7 +27,9 @@ class FrontierQuestion:
     wait_s: float = 0
     """The time to wait for a stream to get past `seen`."""
     profile: Profile | None = None
-    """For selective topics: the rows whose coverage is asked for; None: every row."""
+    """The rows whose coverage is asked for in selective topics; None: every row."""
+    stored: bool = False
+    """True to be told what is stored here of selective topics, whoever wanted it; then nothing is registered."""
 
 
 def parse_question(fields: Fields) -> FrontierQuestion:
@@ -42,6 +44,7 @@ def parse_question(fields: Fields) -> FrontierQuestion:
         seen=seen,
         wait_s=(fields.whole("wait_ms", 0, WAIT_MS_MAX) or 0) / 1000,
         profile=parse_filter(fields),
+        stored=fields.flag("stored"),
     )
 
 
@@ -53,7 +56,7 @@ class StreamExtents:
         self._frontiers = frontiers
 
     def now(self, topics: tuple[str, ...], at_ms: int | None) -> Extents:
-        """With `at_ms`, `next` is the first sequence published then or later."""
+        """The extents of streams. With `at_ms`, `next` is the first sequence published then or later."""
         here = self._frontiers.positions(topics)
         if at_ms is not None:
             here = {stream: self._store.sequence_at(stream, at_ms) or until for stream, until in here.items()}

@@ -1,16 +1,18 @@
 """Filtered DoGet: exactly the rows that match, of a range or of a tail, or whole raw batches that may.
 
 Rows are tested in the thread of the call, a slice at a time. Tails that are level with their topics share one thread
-for each topic (`live_matching`). Between slices a call checks whether its client is connected and the node runs, so
-that a filter that matches nothing holds nobody up. Matches are sent early; small ones are joined across batches
-(`stream_answer`). The CPU time is counted by client, and a client that has a budget is slowed down when it exceeds it.
+for each topic, also with those of the web door (`live_matching`). Between slices a call checks whether its client is
+connected and the node runs, so that a filter that matches nothing holds nobody up. Matches are sent early; small ones
+are joined across batches (`stream_answer`). The CPU time is counted by client, and a client that has a budget is slowed
+down when it exceeds it.
 
 Guarantees 2 and 6 (`reading`) hold for the rows that match. What was passed over is certified (`stream_answer`).
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -18,10 +20,10 @@ from m4cast.overlay.door.access.rights import Caller
 from m4cast.overlay.door.fields import Frontier
 from m4cast.overlay.door.frontiers import LOOK_S, Frontiers
 from m4cast.overlay.door.read.filtered_call import FilteredCall
-from m4cast.overlay.door.read.live_matching import Inbox, LiveMatching
+from m4cast.overlay.door.read.live_matching import LiveMatching, SharedMatches
 from m4cast.overlay.door.read.matching import Found, Portion, RowTest, Slice, examined, row_test
 from m4cast.overlay.door.read.pacing import Pacing
-from m4cast.overlay.door.read.portions import PortionReader, ruled_out_by, spared
+from m4cast.overlay.door.read.portions import PortionReader
 from m4cast.overlay.door.read.reading import Reading, whole_streams
 from m4cast.overlay.door.read.stream_answer import FilteredShape, Piece, TestedSpan
 from m4cast.overlay.door.read.table_reading import TableReading
@@ -35,8 +37,6 @@ from m4cast.overlay.profiles import EVERYTHING, Profile, columns_of
 
 SLICE_ROWS = 65_536
 """Rows that are tested at once, unless a batch has more. More: a cancelled call is noticed later. Guess."""
-REPORT_S = 60.0
-"""The interval at which a tail reports the columns that it filters by; they count for longer than that. Guess."""
 TURN_S = 0.05
 """The time for which a tail tests one stream before it turns to another one. Guess."""
 
@@ -48,7 +48,7 @@ class FilteredTail:
         self.call = call
         self._is_over = False
         self._answers = {stream: call.answer(stream, begin) for stream, begin in starts.items()}
-        self._heard_at = self._reported_at = time.monotonic()
+        self._heard_at = time.monotonic()
 
     def is_over(self) -> bool:
         return self._is_over
@@ -93,14 +93,6 @@ class FilteredTail:
         idle_s = self.call.get.idle_s
         return float("inf") if idle_s is None else self._heard_at + idle_s
 
-    def reports_columns_now(self) -> bool:
-        """Once in a while."""
-        now = time.monotonic()
-        if now < self._reported_at + REPORT_S:
-            return False
-        self._reported_at = now
-        return True
-
     def wakes_at(self) -> float:
         """Return the time of the next check: of the client, of what is due, or of the end."""
         due_at = min((answer.due_at for answer in self._answers.values()), default=float("inf"))
@@ -119,23 +111,22 @@ class FilteredReading:
         pacing: Pacing,
         columns: FilteredColumns,
         *,
-        shares: bool = True,
+        live: LiveMatching | None = None,
     ) -> None:
-        """`shares`: tails that are level with a topic share its matching."""
+        """`live`: what tails share that are level with their topics."""
         self._portions = portions
         self._catalogue = catalogue
         self._frontiers = frontiers
         self._reading = reading
-        self._pacing = pacing
+        self.pacing = pacing
         self.columns = columns
-        self._live = LiveMatching(portions, catalogue, frontiers)
-        self._shares = shares
+        self._live = live or LiveMatching(portions, catalogue)
         self.tables = TableReading(portions, catalogue, pacing)
 
     def under(self, frontiers: Frontiers, reading: Reading) -> "FilteredReading":
         """The same, for a reader that sees other frontiers."""
         return FilteredReading(
-            self._portions, self._catalogue, frontiers, reading, self._pacing, self.columns, shares=False
+            self._portions, self._catalogue, frontiers, reading, self.pacing, self.columns, live=self._live
         )
 
     def read(
@@ -146,7 +137,7 @@ class FilteredReading:
             spans = self._reading.plan(get, caller.is_cancelled)
             call = self._call(get, profiles, caller, whose, spans or whole_streams(self._frontiers, get.topics))
             if get.is_table:
-                return call.shape.schema, self.tables.read(call, spans)
+                return call.shape.schema, self.tables.read(call, spans, partial(self._frontiers.positions, get.topics))
             if get.standing is not None:
                 below = self._reading.plan(replace(get, start={}, end=get.standing), caller.is_cancelled)
                 return call.shape.schema, self.tables.read_part(call, spans, below)
@@ -186,6 +177,12 @@ class FilteredReading:
         self._report_columns(call)
         return call
 
+    def shared(
+        self, profiles: Mapping[str, Profile], seen: Frontiers, ring: Callable[[], None] | None = None
+    ) -> SharedMatches:
+        """The matching that a tail shares with others, once it is level with its topics. The tail closes it."""
+        return SharedMatches(self._live, profiles, seen, self.columns, self.pacing, ring)
+
     def _report_columns(self, call: FilteredCall) -> None:
         """Publishers summarise the columns that readers filter by."""
         for topic, profile in call.profiles.items():
@@ -196,7 +193,7 @@ class FilteredReading:
     def _range(self, call: FilteredCall, spans: list[StreamSpan]) -> Iterator[Piece]:
         for span in spans:
             answer = call.answer(span.stream, span.first)
-            for step in self._pacing.paced(call.caller, self._steps(call, span)):
+            for step in self.pacing.paced(call.caller, self._steps(call, span)):
                 answer.add(step)
                 if answer.due_at <= time.monotonic():
                     yield from answer.pieces()
@@ -205,7 +202,7 @@ class FilteredReading:
     def _steps(self, call: FilteredCall, span: StreamSpan) -> Iterator[TestedSpan]:
         """A span, tested from its beginning to its end."""
         topic = span.stream.topic
-        test, rules_out = call.tests[topic], spared(ruled_out_by(call.profile(topic).condition))
+        test, rules_out = call.tests[topic], call.rules_out(span.stream)
         skip_missing = call.get.skip_missing or topic in call.get.sparse
         for stretch in self._portions.read(span, skip_missing=skip_missing, rules_out=rules_out):
             if not stretch.portions:
@@ -240,15 +237,18 @@ class FilteredReading:
             yield from self._catch_up(tail, self._frontiers.positions(call.get.topics))
             if tail.is_over():
                 break
-            if call.get.form == "raw" or not self._shares:
+            if call.get.form == "raw" or call.get.left_out:
                 yield from self._wait(tail)
                 continue
-            inbox, begins = self._live.open({topic: call.profile(topic) for topic in call.get.topics})
+            rows = self.shared({topic: call.profile(topic) for topic in call.get.topics}, self._frontiers)
             try:
-                yield from self._catch_up(tail, begins)
-                yield from self._listen(tail, inbox)
+                if rows.is_level:
+                    yield from self._catch_up(tail, rows.begins)
+                    yield from self._listen(tail, rows)
             finally:
-                self._live.close(inbox)
+                rows.close()
+            if not rows.is_level:
+                yield from self._wait(tail)
         yield from tail.last_pieces()
 
     def _catch_up(self, tail: FilteredTail, goal: Frontier) -> Iterator[Piece]:
@@ -258,7 +258,7 @@ class FilteredReading:
             spans = [span for span in spans if span.first < span.next]
             for span in spans:
                 turn_ends = time.monotonic() + TURN_S
-                for step in self._pacing.paced(tail.call.caller, self._steps(tail.call, span)):
+                for step in self.pacing.paced(tail.call.caller, self._steps(tail.call, span)):
                     tail.add(span.stream, step)
                     yield from tail.due_pieces([span.stream])
                     if tail.is_over() or time.monotonic() >= turn_ends:
@@ -267,42 +267,35 @@ class FilteredReading:
                 return
             yield from tail.due_pieces()
 
-    def _listen(self, tail: FilteredTail, inbox: Inbox) -> Iterator[Piece]:
+    def _listen(self, tail: FilteredTail, rows: SharedMatches) -> Iterator[Piece]:
         """Give what is put into the inbox, until the tail is over or the inbox lost."""
         while not tail.is_over():
             try:
-                pieces = self._given(tail, inbox)
+                pieces = self._given(tail, rows)
             finally:
-                self._live.end_turn(inbox)
+                rows.end_turn()
             if pieces is None:
                 return
             yield from pieces
-            self._pacing.pay(tail.call.caller, inbox.take_cpu_s())
-            if tail.reports_columns_now():
-                self._report_columns(tail.call)
+            rows.pay(tail.call.caller)
+            rows.report_columns()
             self._end_if_idle(tail)
             if not tail.is_over():
-                inbox.wait(tail.wakes_at())
+                rows.inbox.wait(tail.wakes_at())
 
-    def _given(self, tail: FilteredTail, inbox: Inbox) -> list[Piece] | None:
+    def _given(self, tail: FilteredTail, rows: SharedMatches) -> list[Piece] | None:
         """Return the pieces that are due from the inbox, at most one full inbox; None: the inbox is lost."""
-        positions = self._live.positions(inbox)  # before the inbox is emptied: see `live_matching`
-        letters = inbox.take()
-        if letters is None:
+        steps = rows.take(tail.at)
+        if steps is None:
             return None
-        for letter in letters:
-            first = tail.at(letter.stream)
-            if letter.until > first and not tail.is_over():
-                found = letter.rows_from(first)
-                tail.add(letter.stream, TestedSpan(until=letter.until, rows=letter.until - first, found=found))
-        for stream, until in positions.items():
-            first = tail.at(stream)
-            if until > first and not tail.is_over():
-                tail.add(stream, TestedSpan(until=until, rows=until - first, found=None))
+        for stream, step in steps:
+            tail.add(stream, step)
+            if tail.is_over():
+                break
         return list(tail.due_pieces())
 
     def _wait(self, tail: FilteredTail) -> Iterator[Piece]:
-        """Until there are new rows, or something is due."""
+        """Wait until there are new rows, or something is due."""
         self._frontiers.wait_beyond(tail.positions(), tail.call.get.topics, tail.wakes_at())
         self._frontiers.refuse_ended(tail.call.caller.is_cancelled)
         self._end_if_idle(tail)

@@ -1,10 +1,13 @@
-"""Filtered tails at the end of a topic share the work: each new batch is read, decoded and matched once for all.
+"""Filtered tails at the end of a topic share the work: each new batch is read, decoded and matched once for all of
+them, by whichever transport they are read.
 
 A topic that has filtered tails has one `TopicMatcher`: a thread that reads what is new, asks one `ProfileIndex` who
 wants which rows, and puts these into the inboxes of the tails. A tail that is level with its topic opens an inbox and
-lives on what is put into it. One whose client takes rows too slowly loses its inbox, and reads by itself (`filtering`)
-until it is level again. So nobody waits for a slow one, and an inbox is bounded. If a batch cannot be read or rows are
-missing, all inboxes of the topic are lost, and each tail meets the problem by itself.
+lives on what is put into it (`SharedMatches`). One whose client takes rows too slowly loses its inbox, and reads by
+itself until it is level again. So nobody waits for a slow one, and an inbox is bounded. If a batch cannot be read or
+rows are missing, all inboxes of the topic are lost, and each tail meets the problem by itself.
+
+A selective topic has a matcher for each registration that tails see it by: these have different frontiers.
 
 Rule: rows are put into an inbox before `handed_out` passes them, and a tail notes that position before it empties its
 inbox. So what lies below the position that it noted, and matches, it has.
@@ -13,33 +16,32 @@ inbox. So what lies below the position that it noted, and matches, it has.
 import logging
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
 
+from m4cast.overlay.door.access.rights import Caller
 from m4cast.overlay.door.fields import Frontier
 from m4cast.overlay.door.frontiers import Frontiers
+from m4cast.overlay.door.read.inboxes import Inbox, Letter, Turns
 from m4cast.overlay.door.read.matching import Found, Numbers, Slice, column_names, examined, joined
+from m4cast.overlay.door.read.pacing import Pacing
 from m4cast.overlay.door.read.portions import PortionReader
+from m4cast.overlay.door.read.stream_answer import TestedSpan
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.rows.catalogue import Catalogue, StreamSpan
-from m4cast.overlay.door.rows.summaries import known_summary
+from m4cast.overlay.door.rows.summaries import FilteredColumns, known_summary
 from m4cast.overlay.errors import StoreError
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.profiles import Condition, Matches, Profile, ProfileIndex, may_match
+from m4cast.overlay.profiles import Condition, Matches, Profile, ProfileIndex, columns_of, may_match
 from m4cast.overlay.store.store import SummarisedBatch
-from m4cast.overlay.value import value
 
 log = logging.getLogger("m4cast.door")
 
 SLICE_ROWS = 65_536
 """Rows that are matched at once, unless a batch has more. More: a stop is noticed later. Guess."""
-INBOX_BYTES = 2 << 20
-INBOX_LETTERS = 64
-"""The maximum that waits in an inbox, in letters and bytes; one letter may be larger. Higher: more memory for slow
-clients. Guess."""
 COLLECT_S = 0.05
 COLLECT_BYTES_MIN, COLLECT_BYTES_MAX = 1 << 20, 16 << 20
 LETTER_BYTES = 32 << 10
@@ -56,122 +58,8 @@ REST_S_MIN, REST_S_MAX = 0.01, 0.5
 LETTER_S = 0.002
 """The pause until the next letters, and how much longer it is for each of the last ones. So handing out takes a
 fraction of a core however many tails there are. Higher: more latency for topics with many filtered tails. Guess."""
-
-
-@value
-class Letter:
-    """Rows for one tail: those of a stream that match and lie below `until`. It shares no memory with other profiles'
-    letters, so that a tail which does not take it keeps nobody else's rows."""
-
-    stream: StreamId
-    until: int
-    found: Found
-
-    def rows_from(self, first: int) -> Found | None:
-        """The rows from this sequence on."""
-        begin = int(np.searchsorted(self.found.sequences, first))
-        if begin == len(self.found.sequences):
-            return None
-        return self.found.some(np.arange(begin, len(self.found.sequences)))
-
-
-class Inbox:
-    """The rows that the matchers of some topics have for one tail."""
-
-    def __init__(self, profiles: Mapping[str, Profile]) -> None:
-        self.profiles = profiles
-        self._changed = threading.Condition()
-        self._letters: deque[Letter] = deque()
-        self._bytes = 0
-        self._is_lost = False
-        self._is_waiting = False
-        self._cpu_s = 0.0
-
-    def put(self, letter: Letter, size: int) -> bool:
-        """False: it is lost."""
-        with self._changed:
-            is_full = len(self._letters) >= INBOX_LETTERS or self._bytes + size > INBOX_BYTES
-            if self._is_lost or (self._letters and is_full):
-                self._lose()
-                return False
-            self._letters.append(letter)
-            self._bytes += size
-            return True
-
-    def wake(self) -> bool:
-        """False: its tail does not wait, and looks into it anyway."""
-        with self._changed:
-            was_waiting, self._is_waiting = self._is_waiting, False
-            if was_waiting:
-                self._changed.notify()
-            return was_waiting
-
-    def lose(self) -> None:
-        """Nothing more will be put into it, and what is in it is dropped."""
-        with self._changed:
-            self._lose()
-
-    def _lose(self) -> None:
-        self._is_lost = True
-        self._letters.clear()
-        self._changed.notify()
-
-    def charge(self, cpu_s: float) -> None:
-        with self._changed:
-            self._cpu_s += cpu_s
-
-    def take(self) -> list[Letter] | None:
-        """Empty it; None: it is lost."""
-        with self._changed:
-            if self._is_lost:
-                return None
-            letters = list(self._letters)
-            self._letters.clear()
-            self._bytes = 0
-            return letters
-
-    def take_cpu_s(self) -> float:
-        """The tail's share of the matchers' CPU time since it was last taken."""
-        with self._changed:
-            cpu_s, self._cpu_s = self._cpu_s, 0.0
-        return cpu_s
-
-    def wait(self, deadline: float) -> None:
-        """Until its tail is woken, it is lost, or it is time; not at all if there is something in it."""
-        with self._changed:
-            if not self._is_lost and not self._letters and (rest_s := deadline - time.monotonic()) > 0:
-                self._is_waiting = True
-                self._changed.wait(rest_s)
-                self._is_waiting = False
-
-
-class Turns:
-    """Wakes tails one after another, the next one when the last has prepared what it sends. Woken all at once, they
-    would compete for the interpreter, and that would cost several times as much as their work."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: deque[Inbox] = deque()
-        self._at_work: Inbox | None = None
-
-    def wake(self, inboxes: Iterable[Inbox]) -> None:
-        with self._lock:
-            self._waiting.extend(inboxes)
-            if self._at_work is None:
-                self._wake_next()
-
-    def end(self, inbox: Inbox) -> None:
-        """The tail of this inbox has prepared what it sends, whether it was woken or came by itself."""
-        with self._lock:
-            if self._at_work is inbox:
-                self._wake_next()
-
-    def _wake_next(self) -> None:
-        self._at_work = None
-        while self._waiting and self._at_work is None:
-            inbox = self._waiting.popleft()
-            if inbox.wake():
-                self._at_work = inbox
+REPORT_S = 60.0
+"""The interval at which a tail reports the columns that it filters by; they count for longer than that. Guess."""
 
 
 class CollectedMatches:
@@ -184,7 +72,7 @@ class CollectedMatches:
         self._founds: list[Found] = []
         self._slots: list[Numbers] = []
         self._places: list[Numbers] = []
-        """For each match, the slot of the profile in the index, and the number of the row among all that were found."""
+        """The slot of the profile in the index, and the number of the row among all that were found, for each match."""
         self._rows = 0
         self._bytes = 0
         """The size of what all tails get together."""
@@ -236,11 +124,14 @@ class TopicMatcher:
     def __init__(
         self, topic: str, portions: PortionReader, catalogue: Catalogue, frontiers: Frontiers, turns: Turns
     ) -> None:
+        """Sequences between batches are passed over if `frontiers` are those of a registration."""
         self._topic = topic
         self._turns = turns
         self._portions = portions
         self._catalogue = catalogue
         self._frontiers = frontiers
+        self._measured_s = 0.0
+        """The CPU time that the thread had used when its cost was last divided."""
         self._lock = threading.Lock()
         """Guards all attributes below. Held while a slice is matched, so that an inbox gets all of a slice or
         nothing."""
@@ -259,7 +150,6 @@ class TopicMatcher:
         self._collected: dict[StreamId, CollectedMatches] = {}
         self._rests_until = 0.0
         self._runs = False
-        self._measured_s = 0.0
 
     def attach(self, inbox: Inbox) -> Frontier:
         """Returns from where on everything that matches is put into it. Streams that are not named: from 1 on."""
@@ -332,9 +222,10 @@ class TopicMatcher:
                 self._hand_out()
 
     def _advance(self, span: StreamSpan) -> None:
-        attached = self._attached
+        with self._lock:
+            attached = self._attached
         try:
-            for stretch in self._portions.read(span, skip_missing=False, rules_out=self._rules_out):
+            for stretch in self._portions.read(span, skip_missing=self._frontiers.has_gaps, rules_out=self._rules_out):
                 if not stretch.portions and not self._pass_over(span.stream, stretch.until, attached):
                     return  # the next round reads on from here
                 for _ in examined(stretch.portions, self._catalogue, self._collect, SLICE_ROWS):
@@ -347,14 +238,16 @@ class TopicMatcher:
 
     def _rules_out(self, head: SummarisedBatch) -> bool:
         """True if, according to the batch's summary, no profile wants a row of it."""
-        conditions = list(self._conditions.values())
+        with self._lock:
+            conditions = list(self._conditions.values())
         if head.summary is None or len(conditions) > SUMMARY_PROFILES:
             return False
         summary = known_summary(head.summary, head.next_sequence - head.first_sequence)
         return summary is not None and not any(may_match(condition, summary) for condition in conditions)
 
     def _pass_over(self, stream: StreamId, until: int, attached: int) -> bool:
-        """Nobody wants the rows below `until`. False: a profile has come since summaries were asked."""
+        """Pass over the rows below `until`, which no tail wants. False: a profile was attached since summaries were
+        asked."""
         with self._lock:
             if self._attached != attached:
                 return False
@@ -427,45 +320,129 @@ class TopicMatcher:
 class LiveMatching:
     """The matchers of all topics that have filtered tails. Any thread may use it."""
 
-    def __init__(self, portions: PortionReader, catalogue: Catalogue, frontiers: Frontiers) -> None:
+    def __init__(self, portions: PortionReader, catalogue: Catalogue) -> None:
         self._portions = portions
         self._catalogue = catalogue
-        self._frontiers = frontiers
         self._matchers: dict[str, TopicMatcher] = {}
+        """Matchers by topic; those of selective topics by topic and registration."""
         self._open: Counter[str] = Counter()
-        """Inboxes of each topic, the lost ones included."""
+        """Inboxes of each, the lost ones included."""
         self._lock = threading.Lock()
         self._turns = Turns()
 
-    def open(self, profiles: Mapping[str, Profile]) -> tuple[Inbox, Frontier]:
-        """An inbox for a tail of these topics, and from where on everything that matches is put into it."""
-        inbox = Inbox(profiles)
+    def open(self, inbox: Inbox, seen: Frontiers) -> tuple[Mapping[str, TopicMatcher], Frontier]:
+        """The matchers that put rows into the inbox of a tail with these frontiers, by their keys, and from where on
+        everything that matches is put into it."""
+        matchers: dict[str, TopicMatcher] = {}
         begins: Frontier = {}
         with self._lock:
-            for topic in profiles:
-                if topic not in self._matchers:
-                    self._matchers[topic] = TopicMatcher(
-                        topic, self._portions, self._catalogue, self._frontiers, self._turns
-                    )
-                self._open[topic] += 1
-                begins |= self._matchers[topic].attach(inbox)
-        return inbox, begins
-
-    def close(self, inbox: Inbox) -> None:
-        with self._lock:
             for topic in inbox.profiles:
-                self._matchers[topic].detach(inbox)
-                self._open[topic] -= 1
-                if not self._open[topic]:
-                    del self._open[topic], self._matchers[topic]
+                key, frontiers = seen.shared(topic)
+                if key not in self._matchers:
+                    self._matchers[key] = TopicMatcher(topic, self._portions, self._catalogue, frontiers, self._turns)
+                self._open[key] += 1
+                matchers[key] = self._matchers[key]
+                begins |= matchers[key].attach(inbox)
+        return matchers, begins
+
+    def close(self, inbox: Inbox, matchers: Mapping[str, TopicMatcher]) -> None:
+        with self._lock:
+            for key, matcher in matchers.items():
+                matcher.detach(inbox)
+                self._open[key] -= 1
+                if not self._open[key]:
+                    del self._open[key], self._matchers[key]
 
     def end_turn(self, inbox: Inbox) -> None:
         """The tail of an open inbox has prepared what it sends: it is another one's turn."""
         self._turns.end(inbox)
 
-    def positions(self, inbox: Inbox) -> Frontier:
-        """The positions up to which the topics of an open inbox were handed out."""
-        found: Frontier = {}
-        for topic in inbox.profiles:
-            found |= self._matchers[topic].handed_out
-        return found
+
+class SharedMatches:
+    """The shared matching as one tail uses it, once that is level: an open inbox, of which the tail takes what it sees.
+    Used by one thread at a time; whoever opens it closes it."""
+
+    def __init__(
+        self,
+        live: LiveMatching,
+        profiles: Mapping[str, Profile],
+        seen: Frontiers,
+        columns: FilteredColumns,
+        pacing: Pacing,
+        ring: Callable[[], None] | None = None,
+    ) -> None:
+        """`seen`: the frontiers as the tail sees them."""
+        self._live = live
+        self._seen = seen
+        self._columns = columns
+        self._pacing = pacing
+        self._profiles = profiles
+        self.inbox = Inbox(profiles, ring)
+        self._hidden: dict[StreamId, None] = {}
+        """Streams of which something was dropped, since the tail does not see them."""
+        self._reported_at = float("-inf")
+        self._matchers, begins = live.open(self.inbox, seen)
+        self.begins, self.is_level = begins, True
+        """The positions from which on the inbox has everything that the tail wants; it reads by itself what precedes
+        them. A tail that is not level does not see that far."""
+        if seen.hides_streams:
+            now = seen.positions(profiles)
+            self.begins = self._visible(begins, now)
+            self.is_level = all(begin <= now[stream] for stream, begin in self.begins.items())
+
+    def _visible(self, positions: Frontier, seen: Frontier) -> Frontier:
+        self._hidden.update((stream, None) for stream in positions if stream not in seen)
+        return {stream: until for stream, until in positions.items() if stream in seen}
+
+    def close(self) -> None:
+        self._live.close(self.inbox, self._matchers)
+
+    def end_turn(self) -> None:
+        """The tail has prepared what it sends."""
+        self._live.end_turn(self.inbox)
+
+    def pay(self, caller: Caller) -> None:
+        """Charge the caller with its share of the matching. Waits, if that exceeds its budget."""
+        self._pacing.pay(caller, self.inbox.take_cpu_s())
+
+    def report_columns(self) -> None:
+        """Publishers summarise the columns that readers filter by. Once in a while."""
+        if time.monotonic() >= self._reported_at + REPORT_S:
+            self._reported_at = time.monotonic()
+            for topic, profile in self._profiles.items():
+                self._columns.filtered(topic, columns_of(profile.condition))
+
+    def look_again(self, seen: Frontiers) -> bool:
+        """Let the tail see these frontiers from now on. False: they are others than those that are matched for it."""
+        self._seen = seen
+        return all(seen.shared(topic)[0] in self._matchers for topic in self._profiles)
+
+    def take(self, at: Callable[[StreamId], int]) -> Iterator[tuple[StreamId, TestedSpan]] | None:
+        """The spans that were tested since, from the positions `at` on, which the tail moves at each step; at most one
+        full inbox. None: the inbox is lost."""
+        positions: Frontier = {}
+        for matcher in self._matchers.values():
+            positions |= matcher.handed_out  # before the inbox is emptied: see above
+        letters = self.inbox.take()
+        if letters is None:
+            return None
+        if self._seen.hides_streams:
+            seen = self._seen.positions(self._profiles)
+            self._visible({letter.stream: letter.until for letter in letters}, seen)
+            positions = self._visible(positions, seen)
+            if any(stream in seen for stream in self._hidden):
+                return None  # it sees more now than what was kept for it
+        return self._steps(letters, positions, at)
+
+    def _steps(
+        self, letters: list[Letter], positions: Frontier, at: Callable[[StreamId], int]
+    ) -> Iterator[tuple[StreamId, TestedSpan]]:
+        for letter in letters:
+            first = at(letter.stream)
+            if letter.until > first and letter.stream not in self._hidden:
+                found = letter.rows_from(first)
+                yield letter.stream, TestedSpan(until=letter.until, rows=letter.until - first, found=found)
+        for stream, until in positions.items():
+            first = at(stream)
+            if until > first:
+                yield stream, TestedSpan(until=until, rows=until - first, found=None)

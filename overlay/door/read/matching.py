@@ -41,9 +41,9 @@ class Found:
     rows: pa.RecordBatch
     sequences: Numbers
     arrivals: Numbers
-    """For each batch: when it was published, when it arrived (in ms), and the number of hops."""
+    """The time of publication and of arrival (in ms) and the number of hops, for each batch."""
     owners: Numbers | None
-    """For each row, the number of its batch in `arrivals`; None: there is one batch."""
+    """The number of each row's batch in `arrivals`; None: there is one batch."""
     whole: Kept | None = None
     """The batch, if these are all its rows and no others."""
 

@@ -17,9 +17,9 @@ from m4cast.overlay.value import value
 
 HEADS_AT_ONCE = 256
 """Batches whose summaries are read in one transaction. More: a cancelled call is noticed later. Guess."""
-IN_VAIN_MAX = 32
+IN_VAIN_MAX = 8
 """Summaries in a row that rule nothing out, after which only some are looked at. Guess."""
-ONE_IN = 4
+ONE_IN = 16
 """Then one of so many is looked at: as many batches, less one, are tested in vain when matches end. Guess."""
 RulesOut = Callable[[SummarisedBatch], bool]
 
@@ -88,8 +88,8 @@ class PortionReader:
                     first = stretch.until
 
     def stands_from(self, stream: StreamId) -> int:
-        """From where on rows of a table may stand: those that precede a range which had expired elsewhere do not (see
-        PROTOCOL.md, tables)."""
+        """The sequence from which on rows of a table may stand: those that precede a range which had expired elsewhere
+        do not (see PROTOCOL.md, tables)."""
         return self._store.expired_until(stream)
 
     def lows(self, streams: Iterable[StreamId]) -> Mapping[StreamId, int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from m4cast.overlay.door.read.matching import Found
+from m4cast.overlay.door.read.matching import Found, Numbers
 from m4cast.overlay.door.requests import Form
 from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.catalogue import not_arrow
@@ -28,9 +28,10 @@ Piece = tuple[pa.RecordBatch, bytes]
 JOINED_ROWS = 4_096
 JOINED_BYTES = 512 << 10
 """So many matching rows or bytes are sent at once. More: fewer and larger record batches, more copying. Guess."""
-EARLY_S = 0.05
+EARLY_S = 0.01
 """Fewer wait this long, counted from the last record batch of their stream, so the first ones do not wait. Higher:
-fewer record batches, more latency. Guess."""
+fewer record batches, more latency: with 50 ms, rows that follow one another came after 50 ms, for the same CPU time at
+200 rows a second. Tails that match together get their rows no sooner (`live_matching`). Measured."""
 CERTIFY_S = 0.5
 """The interval at which a stretch without a match is certified. Lower: less is tested again after a failure, more
 messages."""
@@ -60,6 +61,26 @@ class TestedSpan:
     """The number of rows that were tested: rows that are not retained were not."""
     found: Found | Kept | None
     """The rows that match, or the raw batch that may; None: nothing does."""
+
+
+def seen(stream: StreamId, found: Found, columns: pa.Schema, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows that were found, under these columns and with the channel's."""
+    count = len(found.sequences)
+    named = payload.repeated(stream.topic, count), payload.repeated(stream.origin.hex(), count)
+    added = [*named, pa.array(found.sequences), payload.moments(found.arrived(0), count)]
+    return payload.found_rows(found.rows, columns, added, schema)
+
+
+def split(
+    rows: pa.RecordBatch, sequences: Numbers, until: int, rows_at_once: int
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Validated rows in pieces that any client accepts as a message, unless a single row is too large; each with the
+    position after it, which is `until` for the last one."""
+    at = 0
+    while at < rows.num_rows:
+        piece = payload.fitting(rows.slice(at, rows_at_once))
+        at += piece.num_rows
+        yield piece, until if at == rows.num_rows else int(sequences[at - 1]) + 1
 
 
 class StreamAnswer:
@@ -128,11 +149,8 @@ class StreamAnswer:
             rows.validate(full=True)
         except pa.ArrowInvalid as error:
             raise not_arrow(self.stream, int(sequences[0]), error) from error
-        at = 0
-        while at < rows.num_rows:
-            piece = payload.fitting(rows.slice(at, self._shape.rows_at_once))
-            at += piece.num_rows
-            yield piece, self._certificate(self.next if at == rows.num_rows else int(sequences[at - 1]) + 1)
+        for piece, until in split(rows, sequences, self.next, self._shape.rows_at_once):
+            yield piece, self._certificate(until)
 
     def _fits(self, whole: Kept) -> bool:
         """True if all rows of a batch certainly fit into one piece."""
@@ -141,13 +159,11 @@ class StreamAnswer:
 
     def _seen(self, found: Found) -> pa.RecordBatch:
         shape, count = self._shape, len(found.sequences)
-        sequence, published_at = pa.array(found.sequences), payload.moments(found.arrived(0), count)
         if shape.form == "rows":
-            named = payload.repeated(self.stream.topic, count), payload.repeated(self.stream.origin.hex(), count)
-            added = [*named, sequence, published_at]
-        else:
-            hops = payload.repeatable(found.arrived(2), count).cast(pa.int32())
-            added = [sequence, published_at, payload.moments(found.arrived(1), count), hops]
+            return seen(self.stream, found, shape.columns, shape.schema)
+        sequence, published_at = pa.array(found.sequences), payload.moments(found.arrived(0), count)
+        hops = payload.repeatable(found.arrived(2), count).cast(pa.int32())
+        added = [sequence, published_at, payload.moments(found.arrived(1), count), hops]
         return payload.found_rows(found.rows, shape.columns, added, shape.schema)
 
     def _certificate(self, until: int, raw: Kept | None = None) -> bytes:

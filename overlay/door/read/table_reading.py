@@ -8,7 +8,7 @@ The first pass is not repeated: tables that are read again stay folded (`folded_
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -41,11 +41,12 @@ class TableReading:
         self._pacing = pacing
         self.folded = FoldedTables()
 
-    def read(self, call: FilteredCall, spans: list[StreamSpan]) -> Iterator[Piece]:
-        """The rows that stand in these spans and match. Refuses a topic that is no table."""
+    def read(self, call: FilteredCall, spans: list[StreamSpan], positions: Callable[[], Frontier]) -> Iterator[Piece]:
+        """The rows that stand in these spans and match. Refuses a topic that is no table. `positions`: returns how far
+        the caller's streams of the topic have come."""
         if not is_table(call.shape.columns):
             raise _no_table(call.get.topics[0])
-        return self._pieces(call, spans)
+        return self._pieces(call, spans, positions)
 
     def read_part(self, call: FilteredCall, spans: list[StreamSpan], below: list[StreamSpan]) -> Iterator[Piece]:
         """The rows of these spans that match, and stand in what lies `below` a position of all streams."""
@@ -80,9 +81,13 @@ class TableReading:
             yield table
         self.folded.trim()
 
-    def _pieces(self, call: FilteredCall, spans: list[StreamSpan]) -> Iterator[Piece]:
+    def _pieces(
+        self, call: FilteredCall, spans: list[StreamSpan], positions: Callable[[], Frontier]
+    ) -> Iterator[Piece]:
         with self._folded_up_to(call.get.topics[0], spans, call.caller) as table:
             sequences = table.sequences(spans, with_removals=call.get.with_removals)
+        if isinstance(call.get.end, dict):
+            self._refuse_earlier(call.get.topics[0], call.get.end, positions)
         yield from self._given(call, [(span, sequences[span.stream]) for span in spans])
 
     def _parts(self, call: FilteredCall, spans: list[StreamSpan], below: list[StreamSpan]) -> Iterator[Piece]:
@@ -97,6 +102,16 @@ class TableReading:
         lows = self._portions.lows(retained)
         if any(lows.get(stream, 1) > first for stream, first in retained.items()):
             raise _compacted(topic)
+
+    def _refuse_earlier(self, topic: str, end: Frontier, positions: Callable[[], Frontier]) -> None:
+        """Refuse a position before the end of a table that was compacted: a row that stood there may be gone, because
+        it was replaced since, and one that it had replaced may be left. Called after the rows were folded."""
+        lows = self._portions.lows(positions())
+        if any(low > 1 for low in lows.values()) and any(
+            end.get(stream, 1) < position for stream, position in positions().items()
+        ):
+            detail = f"table {topic!r} was compacted: what stood at an earlier position is not known; end with latest"
+            raise Refusal("missing", detail)
 
     def _given(self, call: FilteredCall, parts: list[tuple[StreamSpan, Numbers]]) -> Iterator[Piece]:
         for span, standing in parts:

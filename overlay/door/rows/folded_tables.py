@@ -1,10 +1,9 @@
-"""Tables that were read of late, folded: which rows of them stand, up to a position of each stream.
+"""Tables that were read, folded: which rows of them stand, up to a position of each stream.
 
 The next read folds what is new since, and no more. Whoever holds `lock` may use the other fields.
 """
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
@@ -14,10 +13,10 @@ from m4cast.overlay.door.rows.catalogue import StreamSpan
 from m4cast.overlay.door.rows.table_rows import Numbers, StandingRows
 from m4cast.overlay.ids import StreamId
 
-KEYS_MAX = 1_000_000
+KEYS_MAX = 2_000_000
 """Names of all tables that are kept folded, about 250 bytes each. Beyond it those that were not read for longest are
-dropped, and folded anew when they are read. Guess."""
-UNUSED_S_MAX = 600.0
+dropped, and folded anew when they are read; within it they are kept for as long as the node runs, so that a query does
+not wait for one. A million names and what replaced some of them fit. Guess."""
 NO_ROWS: Numbers = np.empty(0, np.int64)
 
 
@@ -29,13 +28,11 @@ class FoldedTable:
         """The numbers by which `standing` knows the streams."""
         self._firsts: dict[StreamId, int] = {}
         self.next: dict[StreamId, int] = {}
-        """Up to where each stream is folded."""
-        self.used_at = time.monotonic()
+        """The position up to which each stream is folded."""
 
     def begin(self, spans: Iterable[StreamSpan], *, is_exact: bool) -> bool:
         """Prepare to show what these spans have: by adding rows if that suffices, otherwise from the start. False: the
         spans end before it does. `is_exact`: the number of versions of a name counts, too."""
-        self.used_at = time.monotonic()
         firsts = {span.stream: span.first for span in spans}
         if any(self.next.get(span.stream, 0) > span.next for span in spans) or self.next.keys() - firsts.keys():
             return False
@@ -74,19 +71,19 @@ class FoldedTables:
         self._tables: OrderedDict[str, FoldedTable] = OrderedDict()
 
     def get(self, topic: str) -> FoldedTable:
-        """The table, as it was left; a new one if it was not read of late."""
+        """The table, as it was left; a new one if it was not kept."""
         with self._lock:
             table = self._tables.pop(topic, None) or FoldedTable()
             self._tables[topic] = table
             return table
 
     def trim(self) -> None:
-        """Drop what is too much, and what nobody reads."""
-        oldest = time.monotonic() - UNUSED_S_MAX
+        """Drop what is too much."""
         with self._lock:
             kept = 0
             for topic, table in reversed(list(self._tables.items())):
-                kept += len(table.standing)
-                if kept > KEYS_MAX or table.used_at < oldest:
-                    kept -= len(table.standing)
+                size = len(table.standing) + len(table.next)
+                kept += size
+                if kept > KEYS_MAX:
+                    kept -= size
                     del self._tables[topic]

@@ -87,15 +87,19 @@ def canonical_schema(schema: pa.Schema) -> pa.Schema:
     """The canonical form of a schema; refused if there is none."""
     if not 1 <= len(schema) <= COLUMNS_MAX:
         raise Refusal("bad-schema", f"the batch has {len(schema)} columns: publish 1 to {COLUMNS_MAX}")
-    names = schema.names
     has_table_columns = False
-    for name in names:
-        has_table_columns = has_table_columns or name in table_rows.TYPES
-        if is_reserved(name):
-            raise Refusal("reserved-column", f"column {name!r} has a name that the channel reserves: rename or drop it")
-    if len(set(names)) < len(names):
-        raise Refusal("bad-schema", f"column {_twice(names)!r} occurs twice: rename one")
-    canonical = pa.schema([pa.field(field.name, _meant(field)) for field in schema])
+    try:
+        names = schema.names
+        for name in names:
+            has_table_columns = has_table_columns or name in table_rows.TYPES
+            if is_reserved(name):
+                detail = f"column {name!r} has a name that the channel reserves: rename or drop it"
+                raise Refusal("reserved-column", detail)
+        if len(set(names)) < len(names):
+            raise Refusal("bad-schema", f"column {_twice(names)!r} occurs twice: rename one")
+        canonical = pa.schema([pa.field(field.name, _meant(field)) for field in schema])
+    except UnicodeDecodeError:  # Arrow does not look at names before somebody wants them
+        raise Refusal("bad-schema", "the name of a column or of a member is not UTF-8: rename it") from None
     if has_table_columns:
         table_rows.refuse_partial(canonical)
     refuse_wide(canonical, "a batch")
@@ -176,7 +180,8 @@ def _canonical(type_: pa.DataType, column: str, depth: int) -> pa.DataType:
 
 
 def unreadable(schema: pa.Schema) -> str | None:
-    """Why rows of this schema cannot be read; None if they can. A node of an older version may have published them."""
+    """The reason why rows of this schema cannot be read; None if they can. A node of an older version may have
+    published them."""
     for field in schema:
         if _has_no_arrays(field.type):
             return f"column {field.name!r} has type {field.type}"
@@ -272,6 +277,16 @@ def canonical_rows(rows: pa.RecordBatch, schema: pa.Schema, bytes_max: int = sys
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _bad_rows(error) from error
     raise too_large(rows.num_rows, size, bytes_max)  # here, so that the error does not keep intermediate arrays alive
+
+
+def checked(rows: pa.RecordBatch, *, full: bool = False) -> pa.RecordBatch:
+    """Rows that somebody sent, refused if their offsets lead outside of their buffers: Arrow follows them unseen, even
+    to compute `nbytes`. Full: every offset, and text, as what looks at each value needs."""
+    try:
+        rows.validate(full=full)
+    except pa.ArrowInvalid as error:
+        raise _bad_rows(error) from error
+    return rows
 
 
 def _bad_rows(error: Exception) -> Refusal:
@@ -414,7 +429,7 @@ def added_bytes(seen: pa.Schema, topics: Iterable[str]) -> int:
 
 
 def fitting(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """As many of these rows, from the first on, as fit into one message, or nearly; at least one. Nothing is copied."""
+    """The first of these rows, as many as fit into one message, or nearly; at least one. Nothing is copied."""
     size: int = rows.nbytes
     if size <= PIECE_BYTES_MAX:
         return rows

@@ -224,7 +224,7 @@ def last_versions(rows: pa.Table) -> pa.Table:
 
 
 _BY = ("sequence", "stream", "counter", "session", None)
-"""From the least significant to the most, which is the owner and name."""
+"""The keys of the order, from the least significant to the most, which is the owner and name."""
 _ORDER = ("session", "counter", "stream", "sequence")
 """The order of the rows of one owner and name: the greatest stands."""
 

@@ -32,6 +32,8 @@ def activity(
 
     def look(at: Node) -> tuple[dict[NodeId, str], dict[str, int]]:
         begins = at.selection.begins(registration)
+        if (row := at.interest.registrations.rows.get(registration)) is not None:
+            begins |= dict.fromkeys(at.publishing.broadcast(row.topic), 1)
         names = {node_id: name_of(at, node_id) for node_id in ids}
         return names, {stream.origin.hex(): begin for stream, begin in begins.items()}
 
@@ -54,7 +56,7 @@ def activity(
 def broadcast_levels(
     node: NodeHandle, topic: str, wait_ms: int, timeout_s: float, caller: Caller
 ) -> dict[str, int] | None:
-    """How far the federation knows that every row of a topic is wanted here; waits as `activity` does."""
+    """The levels of the federation that know that every row of a topic is wanted here; waits as `activity` does."""
     deadline = time.monotonic() + wait_ms / 1000
     found = _awaited_levels(node, lambda at: levels_here(at, topic, (b"",)), deadline, timeout_s, caller)
     return None if found is None else found._asdict()
@@ -73,7 +75,7 @@ def _awaited_levels(
 
 
 def _levels(node: Node, registration: str) -> WantLevels | None:
-    """On the loop."""
+    """Runs on the loop."""
     rows = node.interest.registrations.rows
     row = rows.get(registration)
     if row is None:
@@ -84,8 +86,8 @@ def _levels(node: Node, registration: str) -> WantLevels | None:
 
 
 def levels_here(node: Node, topic: str, wants: tuple[bytes, ...]) -> WantLevels | None:
-    """On the loop: how far the federation knows one of these wants; None: no gatekeeper of the channel brings rows of
-    the topic. A channel without gatekeepers is all there is."""
+    """Runs on the loop: how far the federation knows one of these wants; None if no gatekeeper of the channel lets rows
+    of the topic in. In a channel without gatekeepers, the channel is the whole system."""
     best: WantLevels | None = None
     is_alone = True
     for entry in node.interest.view.used():
@@ -100,7 +102,8 @@ def levels_here(node: Node, topic: str, wants: tuple[bytes, ...]) -> WantLevels 
 
 
 def is_quiet(node: Node, topic: str) -> bool:
-    """On the loop: whether a gatekeeper says that no other channel wants anything of a topic (PROTOCOL.md 22.8)."""
+    """Runs on the loop: whether a gatekeeper reports that no other channel wants anything of a topic (PROTOCOL.md
+    22.8)."""
     text = quiet_text(topic)
     items = (item for entry in node.interest.view.used() for item in entry.items.values())
     return any(item.topic_hash == UNITS_HASH and item.text == text for item in items)

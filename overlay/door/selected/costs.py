@@ -35,7 +35,7 @@ class FilterCost:
 
     epoch: int
     at: dict[StreamId, int] = field(default_factory=dict)
-    """Up to where it is counted."""
+    """The position up to which each stream has been counted."""
     batches: int = 0
     rows: int = 0
     bytes: int = 0
@@ -146,7 +146,7 @@ class FilterCosts:
 
 
 def _reached(node: Node, ids: list[str]) -> dict[str, _Reach]:
-    """On the loop: those of these registrations that are of selective topics."""
+    """Runs on the loop: those of these registrations that are of selective topics."""
     found: dict[str, _Reach] = {}
     for each in ids:
         row = node.interest.registrations.rows.get(each)

@@ -1,7 +1,7 @@
 """Registrations that a node makes for readers of selective topics, and gives up when their readers are gone.
 
 A read whose rows no registration of the node covers is registered in the reader's name. That registration is used as
-long as reads of its topic are under way, or one was within the last ten minutes, or a reader has a lease on the topic.
+long as reads by it are under way, or one was within the last ten minutes, or a reader with such a filter has a lease.
 Then it is given up: rows for it are not fetched any longer, and those that are here stay until retention removes them.
 A reader that comes back is registered again, and what it missed is filled.
 
@@ -9,16 +9,21 @@ Nothing about it is stored but the registration itself: after a restart each has
 """
 
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
 
 from xxhash import xxh3_64_hexdigest
 
 from m4cast.overlay.door.access.rights import Caller
 from m4cast.overlay.door.node_handle import NodeHandle, waited
 from m4cast.overlay.door.refusals import Refusal
+from m4cast.overlay.door.selected.backlog import is_for
+from m4cast.overlay.door.selected.begins import Start, fits, wish_of
 from m4cast.overlay.profiles import Profile
-from m4cast.overlay.protocol.effects import Subscribe, Unsubscribe, Wish
+from m4cast.overlay.protocol.effects import Subscribe, Unsubscribe
 from m4cast.overlay.protocol.node import Node
+from m4cast.overlay.store.store import Reader
 
 READER_PREFIX = "_read/"
 """Ids of registrations that were made for readers. Clients' own ids do not begin with an underscore."""
@@ -31,14 +36,17 @@ READERS_MAX = 1_000
 """Registrations of readers at a node. Beyond it the one that was unused for longest makes room."""
 BUSY_S = 60.0
 """One that was used this recently does not make room."""
+DATED_MAX = 4
+"""Registrations of one filter that begin at times or positions; further readers share one from the earliest rows on.
+Guess. Higher: a reader that goes back in steps has as many registrations; lower: rows are fetched that nobody reads."""
 
 
 class ReaderRegistrations:
-    """Made on the loop; any thread may use it. `leased`: the topics on which some reader has a lease now. `dropped` is
+    """Made on the loop; any thread may use it. `leased`: the readers that have a lease now. `dropped` is
     called on the loop with the topic and id of each that is given up."""
 
     def __init__(
-        self, node: NodeHandle, leased: Callable[[], Container[str]], dropped: Callable[[str, str], None]
+        self, node: NodeHandle, leased: Callable[[], Collection[Reader]], dropped: Callable[[str, str], None]
     ) -> None:
         self._node = node
         self._leased = leased
@@ -57,21 +65,27 @@ class ReaderRegistrations:
         if registration.startswith(READER_PREFIX):
             self._used_at[registration] = time.monotonic()
 
-    def find(self, topic: str, profile: Profile | None, *, earliest: bool, timeout_s: float) -> str | None:
+    def find(self, topic: str, profile: Profile | None, start: Start, timeout_s: float) -> str | None:
         """A registration of this node that covers such a read; None: there is none."""
 
         def look(node: Node) -> str | None:
-            found = node.selection.covering(topic, profile, earliest=earliest, but=self._going)
+            found = node.selection.covering(topic, profile, partial(fits, start=start), but=self._going)
             if found is not None:
                 self.touch(found)  # here, so that it is not given up in between
             return found
 
         return self._node.look(look, timeout_s)
 
-    def make(self, topic: str, profile: Profile | None, caller: Caller, *, earliest: bool, timeout_s: float) -> str:
-        """Register what a reader wants, in its name."""
-        digest = xxh3_64_hexdigest(f"{topic}\0{profile.text if profile else ''}\0{earliest}".encode())
-        wish = Wish(f"{READER_PREFIX}{caller.name}/{digest}", topic, profile, earliest)
+    def make(self, topic: str, profile: Profile | None, caller: Caller, start: Start, timeout_s: float) -> str:
+        """Register what a reader wants, in its name. A filter that many readers begin with at other times or positions
+        is registered from the earliest rows on."""
+        text = profile.text if profile else ""
+        if not isinstance(start, str) and self._node.look(partial(_dated, topic, text), timeout_s) >= DATED_MAX:
+            start = "earliest"
+        wish = wish_of("", topic, profile, start)
+        named = sorted((origin.hex(), first) for origin, first in (wish.positions or {}).items())
+        digest = xxh3_64_hexdigest(f"{topic}\0{text}\0{wish.earliest}\0{wish.from_ms}\0{named}".encode())
+        wish = replace(wish, id=f"{READER_PREFIX}{caller.name}/{digest}")
         self._node.look(self._make_room, timeout_s)
         self.touch(wish.id)
         request = self._node.request(lambda number: Subscribe(number, (wish,), owner=caller.name))
@@ -105,8 +119,9 @@ class ReaderRegistrations:
         leased = self._leased() if topics else ()
         now = time.monotonic()
         gone: dict[str, str] = {}
+        rows = self._node.now(lambda node: node.interest.registrations.rows)
         for each, topic in topics.items():
-            if topic in leased:
+            if any(is_for(rows[each], reader) for reader in leased):
                 self._used_at[each] = now
             elif now - self._used_at.setdefault(each, now) >= self.kept_s:
                 gone[each] = topic
@@ -132,6 +147,16 @@ class ReaderRegistrations:
         for each in ids:
             self._used_at.pop(each, None)
             self._dropped(gone[each], each)
+
+
+def _dated(topic: str, text: str, node: Node) -> int:
+    """Registrations of readers with this condition that begin at a time or a position."""
+    rows = node.interest.registrations.rows
+    return sum(
+        row.topic == topic and row.canonical == text and not row.earliest and row.reaches_back
+        for each, row in rows.items()
+        if each.startswith(READER_PREFIX)
+    )
 
 
 def _topics_of(node: Node) -> dict[str, str]:

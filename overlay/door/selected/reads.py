@@ -2,33 +2,37 @@
 
 A read names its `where`, or means every row. If no registration of this node covers that, it is registered first, for
 that reader (`reader_registrations`), and the read waits until the registration is active, so that every origin has
-reported what it has, and then for the fill. A read from a position can use a registration that begins there or before;
-others need one that begins with the earliest rows. Between the batches of a selective stream there is nothing that was
-wanted here, so reads pass over it.
+reported what it has, and then for the fill. A read from a position needs a registration that begins there or before;
+one from a time, one that begins then or before; others need one that begins with the earliest rows. Between the batches
+of a selective stream there is nothing that was wanted here, so reads pass over it.
+
+Ranges of the node's own streams are whole here: they are read like those of a broadcast topic.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.door.access.rights import Caller
-from m4cast.overlay.door.fields import Fields, Frontier
+from m4cast.overlay.door.fields import Fields
 from m4cast.overlay.door.frontiers import CoveredFrontiers, Frontiers
 from m4cast.overlay.door.node_handle import NodeHandle
 from m4cast.overlay.door.refusals import bad_request
-from m4cast.overlay.door.requests import Get, parse_filter
+from m4cast.overlay.door.requests import Get, parse_filter, parsed_start
 from m4cast.overlay.door.rows.summaries import ColumnPath, Summaries
 from m4cast.overlay.door.selected.activity import activity, broadcast_levels
+from m4cast.overlay.door.selected.begins import Start, position_in
 from m4cast.overlay.door.selected.reader_registrations import ReaderRegistrations
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.profiles import FilterError, Profile, UnknownLanguageError, columns_of, read
+from m4cast.overlay.profiles import Profile, canonical_condition, columns_of
 from m4cast.overlay.profiles.summary import COLUMNS_MAX
 from m4cast.overlay.protocol.effects import Covered, InterestChanged, TopicSpread
 from m4cast.overlay.protocol.node import Node
-from m4cast.overlay.store.store import Store
+from m4cast.overlay.protocol.wire.interest import InterestItem
+from m4cast.overlay.store.store import Reader, Store
 
 ACTIVE_WAIT_S = 5.0
 """The time for which a first read waits for nodes that do not confirm its registration: as long as a node that failed
@@ -48,18 +52,16 @@ class ReadQuestion:
 
     topic: str
     profile: Profile | None
-    earliest: bool
+    start: Start
     wait_ms: int
     system: bool = False
     """Active in the whole federation."""
 
 
 def parse_read_question(fields: Fields) -> ReadQuestion:
-    start = fields.text("start", "latest")
-    if start not in ("earliest", "latest"):
-        raise bad_request(f"start must be earliest or latest, not {start!r}")
+    start = parsed_start(fields.get("start", "latest"), "start")
     wait_ms = fields.whole("wait_ms", 0, WAIT_MS_MAX) or 0
-    return ReadQuestion(fields.topic(), parse_filter(fields), start == "earliest", wait_ms, fields.flag("system"))
+    return ReadQuestion(fields.topic(), parse_filter(fields), start, wait_ms, fields.flag("system"))
 
 
 Lows = Callable[[Mapping[StreamId, int]], Mapping[StreamId, int]]
@@ -89,39 +91,53 @@ class SelectiveReads:
         self.topics: dict[str, tuple[str, ...]] = {}
         """Selective topics, and the columns that they are routed by."""
         self.readers = ReaderRegistrations(node, self._leased, self.drop)
+        frontiers.began = self._began
+        for node_id, items in node.now(_announced).items():
+            summaries.registered.changed(node_id, items, ())
         for topic, route_by in node.now(_known).items():
             self.watch(TopicSpread(topic, route_by))
 
     def watch(self, output: object) -> None:
         """A driver's watcher."""
         if isinstance(output, Covered):
-            self._cover(output.topic, output.registration, output.next)
+            self._cover(output.topic, output.registrations, output.next)
             self.covered(output.topic)
         elif isinstance(output, TopicSpread):
             self.topics[output.topic] = output.route_by
+            self._began(output.topic)
             self._summarise()
-        elif isinstance(output, InterestChanged) and self.topics:
-            self._summarise()
+        elif isinstance(output, InterestChanged):
+            registered = self._summaries.registered
+            registered.changed(output.node_id, (*output.joined, *output.rejoined), output.left)
+            if self.topics:
+                self._summarise()
 
-    def _cover(self, topic: str, registration: str, ends: Mapping[NodeId, int]) -> None:
-        """On the loop."""
-        begins: dict[NodeId, int] = {}
-        if not all(self._frontiers.is_covered(topic, registration, origin) for origin in ends):
-            found = self._node.now(lambda node: node.selection.begins(registration))
-            begins = {stream.origin: begin for stream, begin in found.items()}
-        self._frontiers.cover(topic, registration, ends, begins)
+    def _began(self, topic: str) -> None:
+        """Runs on the loop: a stream of the topic is new here, or it is known now that the topic is selective."""
+        if topic in self.topics:
+            found = self._node.now(lambda node: node.publishing.broadcast(topic))
+            self._frontiers.show_everywhere(topic, (stream.origin for stream in found))
+
+    def _cover(self, topic: str, registrations: Iterable[str], ends: Mapping[NodeId, int]) -> None:
+        """Runs on the loop."""
+        begins: dict[str, Mapping[NodeId, int]] = {}
+        for each in registrations:
+            begins[each] = {}
+            if not all(self._frontiers.is_covered(topic, each, origin) for origin in ends):
+                found = self._node.now(partial(_begins, registration=each))
+                begins[each] = {stream.origin: begin for stream, begin in found.items() if stream.origin in ends}
+        self._frontiers.cover(topic, begins, ends)
 
     def drop(self, topic: str, registration: str) -> None:
-        """On the loop: the registration is given up."""
+        """Runs on the loop: gives up the registration."""
         self._frontiers.uncover(topic, registration)
         self._active.pop(registration, None)
         self._filled.pop(registration, None)
 
-    def _leased(self) -> set[str]:
-        """Topics on which a reader has a lease."""
+    def _leased(self) -> list[Reader]:
+        """Readers that have a lease."""
         now_ms = self._node.clock_ms()
-        readers = self._store.readers().values()
-        return {topic for reader in readers if reader.lease_until_ms > now_ms for topic in reader.topics}
+        return [reader for reader in self._store.readers().values() if reader.lease_until_ms > now_ms]
 
     def _summarise(self) -> None:
         """Batches carry summaries of the columns that their topic is routed by, or that registrations name."""
@@ -149,10 +165,10 @@ class SelectiveReads:
         topics: tuple[str, ...],
         profiles: Mapping[str, Profile],
         caller: Caller,
-        start: Frontier | str | int,
+        start: Start,
     ) -> CoveredFrontiers:
         """The frontiers that a reader sees that starts there, as far as they are known now."""
-        named: set[StreamId] | None = None if start == "latest" else set()
+        named: set[StreamId] | None = set() if isinstance(start, dict) else None
         names = {topic: self._name(topic, profiles.get(topic), caller, start, named) for topic in topics}
         return CoveredFrontiers(self._frontiers, names, self.readers.touch, named)
 
@@ -161,28 +177,22 @@ class SelectiveReads:
         topic: str,
         profile: Profile | None,
         caller: Caller,
-        start: Frontier | str | int,
+        start: Start,
         named: set[StreamId] | None,
     ) -> str:
         """A registration for such a read, filled. Streams in which it begins early enough join `named`."""
-        is_late = start == "latest" or isinstance(start, dict)
-        if is_late and self.readers.find(topic, profile, earliest=True, timeout_s=self._timeout_s) is None:
-            name = self._registered(topic, profile, caller, earliest=False)
-            begins = self._settled(topic, name, caller)
-            if named is None:
-                return name
-            if all(begin <= _position(start, stream) for stream, begin in begins.items()):
-                named.update(begins)
-                return name
-        name = self._registered(topic, profile, caller, earliest=True)
-        self._settled(topic, name, caller)
+        name = self._registered(topic, profile, caller, start)
+        begins = self._settled(topic, name, caller)
+        if isinstance(start, dict) and named is not None:
+            if any(begin > position_in(start, stream) for stream, begin in begins.items()):  # which is known only now
+                name = self._registered(topic, profile, caller, start)
+                begins = self._settled(topic, name, caller)
+            named.update(begins)
         return name
 
-    def _registered(self, topic: str, profile: Profile | None, caller: Caller, *, earliest: bool) -> str:
-        found = self.readers.find(topic, profile, earliest=earliest, timeout_s=self._timeout_s)
-        if found is not None:
-            return found
-        return self.readers.make(topic, profile, caller, earliest=earliest, timeout_s=self._timeout_s)
+    def _registered(self, topic: str, profile: Profile | None, caller: Caller, start: Start) -> str:
+        found = self.readers.find(topic, profile, start, self._timeout_s)
+        return found or self.readers.make(topic, profile, caller, start, self._timeout_s)
 
     def _settled(self, topic: str, name: str, caller: Caller) -> dict[StreamId, int]:
         """Wait for the fill of a registration: what is known to exist is here. Returns where it begins."""
@@ -201,7 +211,9 @@ class SelectiveReads:
 
         def look(node: Node) -> dict[StreamId, int]:
             covered = node.selection.coverage(name)
-            self._cover(topic, name, {stream.origin: end for stream, end in covered.items() if stream.topic == topic})
+            self._cover(
+                topic, (name,), {stream.origin: end for stream, end in covered.items() if stream.topic == topic}
+            )
             return node.selection.begins(name)
 
         return self._node.look(look, self._timeout_s)
@@ -230,9 +242,16 @@ class SelectiveReads:
                 "levels": broadcast_levels(self._node, asked.topic, wait_ms, self._timeout_s, caller),
             }
         profile = caller.rights.filters((asked.topic,), asked.profile).get(asked.topic)
-        name = self._registered(asked.topic, profile, caller, earliest=asked.earliest)
+        name = self._registered(asked.topic, profile, caller, asked.start)
         found = activity(self._node, name, asked.wait_ms, self._timeout_s, caller, system=asked.system)
         return {"is_selective": True, **(found or {})}
+
+    def is_own(self, get: Get) -> bool:
+        """True if these are ranges of this node's own streams, which are whole here whatever is registered."""
+        if get.is_table or not isinstance(get.start, dict) or not isinstance(get.end, dict) or not get.end:
+            return False
+        me = self._node.look(lambda node: node.me.node_id, self._timeout_s)
+        return all(stream.origin == me for stream in get.end)
 
     def chosen(self, topics: tuple[str, ...]) -> tuple[str, ...]:
         """Those of these topics that are selective."""
@@ -260,14 +279,17 @@ def _known(node: Node) -> dict[str, tuple[str, ...]]:
     return {topic: made.route_by for topic, made in node.selection.descriptors.items()}
 
 
+def _announced(node: Node) -> dict[NodeId, tuple[InterestItem, ...]]:
+    return {entry.node_id: tuple(entry.items.values()) for entry in node.interest.view.used()}
+
+
+def _begins(node: Node, registration: str) -> dict[StreamId, int]:
+    return node.selection.begins(registration)
+
+
 def _epoch(node: Node, registration: str) -> int | None:
     row = node.interest.registrations.rows.get(registration)
     return None if row is None else row.epoch
-
-
-def _position(start: Frontier | str | int, stream: StreamId) -> int:
-    """Return the position at which a reader begins in a stream: its first row, unless its frontier names it."""
-    return start.get(stream, 1) if isinstance(start, dict) else 1
 
 
 def _named(node: Node, topic: str) -> tuple[ColumnPath, ...]:
@@ -277,9 +299,6 @@ def _named(node: Node, topic: str) -> tuple[ColumnPath, ...]:
     for entry in node.interest.view.used():
         for item in entry.items.values():
             if item.topic_hash == wanted and item.text:
-                try:
-                    condition = read(item.text, item.language, item.version).condition
-                except (FilterError, UnknownLanguageError):
-                    continue
+                condition = canonical_condition(item.text, item.language, item.version)
                 columns.update(dict.fromkeys(columns_of(condition)))
     return tuple(columns)[:COLUMNS_MAX]

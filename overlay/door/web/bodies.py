@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -21,7 +22,9 @@ from aiohttp import web
 from m4cast.overlay.door.fields import shown
 from m4cast.overlay.door.refusals import Refusal, bad_request
 from m4cast.overlay.door.rows import folded, payload
+from m4cast.overlay.door.web.calls import WebCall
 from m4cast.overlay.door.web.limits import WebLimits
+from m4cast.overlay.door.web.quick_json import rows_of_text
 from m4cast.overlay.door.web.routes import BODIES, EVENTS_JSON, JSON, JSON_LINES, PARQUET
 from m4cast.overlay.errors import M4castError
 from m4cast.row_files.column_types import ColumnTypes
@@ -62,25 +65,39 @@ class BodyQuota:
         self._limits = limits
         self._taken: Counter[str] = Counter()
 
+    @staticmethod
+    def at_hand(request: web.Request) -> bytes | None:
+        """A small body that has arrived as a whole, and does not count: whoever takes it deals with it now, or hands it
+        to `received`. None: it has not, or is another one."""
+        content = request.content
+        if not content.is_eof() or not 0 < (request.content_length or 0) <= INLINE_BYTES:
+            return None
+        return None if "Content-Encoding" in request.headers else content.read_nowait()
+
     @asynccontextmanager
     async def received(
-        self, request: web.Request, client: str, bytes_max: int | None = None
+        self, request: web.Request, call: WebCall, bytes_max: int | None = None, *, at_hand: bytes | None = None
     ) -> AsyncIterator[list[bytes]]:
         """The whole body, of at most `body_bytes_max`, or `bytes_max`, in the pieces in which it arrived: a thread
-        puts them together. It counts until the context ends."""
+        puts them together. It counts until the context ends. `at_hand`: it was taken already. If it is refused, that is
+        counted as the end of the call."""
         limits = self._limits
         bytes_max = bytes_max or limits.body_bytes_max
-        encoding = request.headers.get("Content-Encoding", "identity").lower()
-        if encoding != "identity":
-            raise bad_request(f"Content-Encoding is {shown(encoding)}: send the body as it is")
-        if (request.content_length or 0) > bytes_max:
-            raise _too_large(bytes_max)
+        client = call.caller.name
         pieces: list[bytes] = []
         size = 0
+        is_whole = False
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         try:
-            while True:
+            encoding = request.headers.get("Content-Encoding", "identity").lower()
+            if encoding != "identity":
+                raise bad_request(f"Content-Encoding is {shown(encoding)}: send the body as it is")
+            if (request.content_length or 0) > bytes_max:
+                raise _too_large(bytes_max)
+            if at_hand is not None:
+                size = self._add(client, pieces, at_hand, size, bytes_max)
+            while at_hand is None:
                 if request.content.is_eof():  # all of it is here
                     read = request.content.read_nowait()
                     if not read:
@@ -98,7 +115,12 @@ class BodyQuota:
                 if not read:
                     break
                 size = self._add(client, pieces, read, size, bytes_max)
+            is_whole = True
             yield pieces
+        except Refusal as refusal:
+            if not is_whole:
+                call.ended(refusal.code)
+            raise
         finally:
             self.give_back(client, size)
 
@@ -135,6 +157,7 @@ class RowsRead:
     batches: Iterator[pa.RecordBatch]
 
 
+@lru_cache(maxsize=64)
 def media_type_of(content_type: str) -> str:
     name = content_type.partition(";")[0].strip().lower()
     return SYNONYMS.get(name, name)
@@ -193,19 +216,23 @@ def plain_rows(body: bytes, headers: Mapping[str, str], *, has_doubles: bool) ->
     kind = media_type_of(headers.get("Content-Type", ""))
     if kind not in (JSON, JSON_LINES) or "ce-specversion" in headers or (has_doubles and is_doubtful(body)):
         return None
+    rows = rows_of_text(body) if kind == JSON else None
+    if rows is not None:
+        return rows
     try:
         text = body.decode()
         read = [_DECODER.decode(line) for line in text.splitlines()] if kind == JSON_LINES else _DECODER.decode(text)
     except (ValueError, RecursionError):
         return None
     rows = read if isinstance(read, list) else [read]
-    return rows if all(type(row) is dict for row in rows) else None
+    return rows if {dict}.issuperset(map(type, rows)) else None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
-        raise ValueError("a name occurs twice")
+        twice = next(name for at, (name, _) in enumerate(pairs) if name in dict(pairs[:at]))
+        raise ValueError(f"the name {twice!r} occurs twice in an object: remove one")
     return members
 
 
@@ -254,7 +281,7 @@ def _csv_rows(body: bytes, known: Callable[[], pa.Schema]) -> RowsRead:
 
 def _arrow(body: bytes) -> RowsRead:
     stream = pa.ipc.open_stream(pa.py_buffer(body))
-    return RowsRead(stream.schema, split(stream))
+    return RowsRead(stream.schema, split(map(payload.checked, stream)))
 
 
 def _parquet(body: bytes) -> RowsRead:

@@ -28,7 +28,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 SCHEME = "bearer "
 TOKENS_CLIENT = "(the file of tokens)"
-"""On whose behalf tokens are read. Names of tokens and addresses have no such form."""
+"""The client on whose behalf tokens are read. No token and no address has a name of this form."""
 STREAMS = ("tail", "live")
 """Calls that last. They are limited in number; all of a client's may want a thread when one row arrives."""
 RETRY_S = 1
@@ -49,7 +49,7 @@ class WebCall:
     """One request, its client, and where its work is done."""
 
     name: str
-    """Under which it is counted."""
+    """The name under which the call is counted."""
     caller: Caller
     services: Services
     workers: Workers
@@ -100,7 +100,8 @@ class Gate:
         return answer
 
     async def call(self, request: web.Request, name: str, workers: Workers) -> WebCall:
-        await self._read_tokens(workers)
+        if self._tokens is not None and self._tokens.is_stale:  # with many filters in it, reading it takes long
+            await workers.run(TOKENS_CLIENT, self._tokens.refresh)
         rights = self._rights(request)
         address = request.remote or "?"
         transport = request.transport
@@ -110,11 +111,6 @@ class Gate:
 
         client = address if self._tokens is None else rights.name
         return WebCall(name, Caller(client, rights, is_cancelled), self._services, workers)
-
-    async def _read_tokens(self, workers: Workers) -> None:
-        """A file of tokens that has changed is read on a thread: with many filters in it that takes long."""
-        if self._tokens is not None and self._tokens.is_stale:
-            await workers.run(TOKENS_CLIENT, self._tokens.refresh)
 
     def _rights(self, request: web.Request) -> Rights:
         if self._tokens is None:
@@ -156,7 +152,7 @@ def json_answer(body: bytes) -> web.Response:
 def _allowing(answer: web.StreamResponse, origin: str, *, preflight: bool = False) -> web.StreamResponse:
     answer.headers["Access-Control-Allow-Origin"] = origin
     answer.headers["Vary"] = "Origin"
-    answer.headers["Access-Control-Expose-Headers"] = "M4cast-Next, Retry-After"
+    answer.headers["Access-Control-Expose-Headers"] = "M4cast-Next, M4cast-Rows, Retry-After"
     if preflight:
         answer.headers["Access-Control-Allow-Methods"] = CORS_METHODS
         answer.headers["Access-Control-Allow-Headers"] = CORS_HEADERS

@@ -79,13 +79,15 @@ class WebDoor:
         self._streams = CallQuota(limits.streams_max)
         self._bell = Bell(services.frontiers, lambda: driver.node.me.node_id)
         driver.store_side.appended = self._bell.fresh.appended
+        services.store.before_commits(self._bell.fresh.committing)
         driver.watchers.append(self._bell.watch)
         services.topics.selective.covered = self._bell.ring
         self._description = json_of_answer(description())
         self._collector = collector or NodeCollector(driver, services.store, services.node, services.calls, timeout_s)
         application = web.Application(middlewares=[self._gate.middleware])
         for route in ROUTES.values():
-            application.router.add_route(route.method, route.path, getattr(self, f"_{route.handler}"))
+            path = route.path.replace("{file}", "{file:.+}")  # those of the console have folders
+            application.router.add_route(route.method, path, getattr(self, f"_{route.handler}"))
         tls = driver.tls
         self._server = HttpServer(
             application,
@@ -115,6 +117,7 @@ class WebDoor:
     async def stop(self) -> None:
         """Take no more requests, and end those in progress, of all transports of these services."""
         self.services.close()
+        await self.services.ended()
         await self.cut()
 
     async def cut(self) -> None:
@@ -189,7 +192,7 @@ class WebDoor:
         Query(request, "action")
         name = request.match_info["action"]
         call = await self._gate.call(request, name if name in ACTIONS else UNKNOWN, self._actors)
-        async with self._bodies.received(request, call.caller.name, ACTION_BYTES_MAX) as pieces:
+        async with self._bodies.received(request, call, ACTION_BYTES_MAX) as pieces:
             return await self._performed(call, lambda: act(self.services, name, b"".join(pieces), call.caller))
 
     async def _openapi(self, request: web.Request) -> web.StreamResponse:

@@ -16,12 +16,11 @@ from m4cast.overlay.door.web.routes import (
     Parameter,
     WebRoute,
 )
+from m4cast.overlay.door.web.schemas import ANSWERS, FROM_CLIENT, ROW, TEXT, TO_CLIENT
 from m4cast.overlay.refusals import REFUSALS
 
 REFUSED = {"$ref": "#/components/responses/Refused"}
 STATUS_TEXTS = {101: "the connection is a WebSocket from now on", 200: "done"}
-ROW = {"type": "object", "description": "a row: its columns by name"}
-TEXT: dict[str, Any] = {"type": "string"}
 BINARY: dict[str, Any] = {"type": "string", "format": "binary"}
 EVENT = {
     "type": "object",
@@ -38,36 +37,6 @@ BODY_SCHEMAS: dict[str, dict[str, Any]] = {
     EVENT_JSON: EVENT,
     EVENTS_JSON: {"type": "array", "items": EVENT},
 }
-NUMBER = {"type": "integer", "minimum": 1}
-RANGE = {
-    "type": "object",
-    "description": "rows of one stream: from `first` up to, and without, `next`",
-    "required": ["topic", "origin", "first", "next"],
-    "properties": {
-        "topic": TEXT,
-        "origin": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
-        "first": NUMBER,
-        "next": NUMBER,
-    },
-}
-PUBLISHED = {
-    "type": "object",
-    "required": ["rows", "ranges"],
-    "properties": {"rows": {"type": "integer", "minimum": 0}, "ranges": {"type": "array", "items": RANGE}},
-}
-ANSWER_SCHEMAS: dict[str, dict[str, Any]] = {
-    "post": PUBLISHED,
-    "topics": {"type": "array", "items": TEXT},
-    "frontier": {
-        "type": "object",
-        "description": "by topic and origin: the first sequence that is retained, and the next one to come",
-        "additionalProperties": {
-            "type": "object",
-            "additionalProperties": {"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 2},
-        },
-    },
-}
-"""JSON answers by handler. Those that are not here are objects, which docs/CLIENT.md describes with their actions."""
 
 
 def description() -> dict[str, Any]:
@@ -85,6 +54,7 @@ def description() -> dict[str, Any]:
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
             "responses": {"Refused": _refused()},
+            "schemas": {"FromClient": {"oneOf": [*FROM_CLIENT.values()]}, "ToClient": {"oneOf": [*TO_CLIENT.values()]}},
         },
         "security": [{"token": []}, {}],
     }
@@ -100,6 +70,8 @@ def _operation(route: WebRoute) -> dict[str, Any]:
             "default": REFUSED,
         },
     }
+    if route.handler == "live":
+        operation["x-messages"] = {way: {"$ref": f"#/components/schemas/{way}"} for way in ("FromClient", "ToClient")}
     if route.is_public:
         operation["security"] = []
     if route.bodies:
@@ -117,7 +89,7 @@ def _answer(route: WebRoute) -> dict[str, Any]:
 
 def _answer_schema(route: WebRoute, kind: str) -> dict[str, Any]:
     if kind == JSON:
-        return ANSWER_SCHEMAS.get(route.handler, {})
+        return ANSWERS.get(route.handler, {"type": "object"})
     if kind == SERVER_SENT_EVENTS:
         return {**TEXT, "description": "events: `id` is a position, `data` a row as JSON"}
     return BODY_SCHEMAS.get(kind, TEXT)

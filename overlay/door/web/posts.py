@@ -1,23 +1,23 @@
 """Posts: `POST /topics/{topic}` publishes the rows of its body and answers with their ranges.
 
 Few rows without a key are gathered on the loop, if they are JSON with the plain columns that the topic has
-(`gathering`); else a thread parses them, and they are coalesced with those of other publishes, of either door. No
-thread waits for them. A key (`Idempotency-Key`), or many rows, are what a DoPut of the Flight door is, on one of the
-door's threads.
+(`gathering`): most posts of a busy door are that, so they take a short way. Else a thread parses them, and they are
+coalesced with those of other publishes, of either door. No thread waits for them. A key (`Idempotency-Key`), or many
+rows, are what a DoPut of the Flight door is, on one of the door's threads.
 """
 
 import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, islice
 from typing import Any
 
 import pyarrow as pa
 from aiohttp import web
 
-from m4cast.overlay.door.fields import TIMEOUT_MS_MAX, ranges_json
+from m4cast.overlay.door.fields import TIMEOUT_MS_MAX, checked_topic, range_text, ranges_json
 from m4cast.overlay.door.node_handle import timed_out
 from m4cast.overlay.door.publish.gathering import GatheredRows
 from m4cast.overlay.door.publish.posted import PostedRows
@@ -34,7 +34,7 @@ FIRST_POSITION = "1"
 
 
 async def post(request: web.Request, call: WebCall, bodies: BodyQuota, timeout_s: float) -> web.StreamResponse:
-    put = call.check(lambda: _allowed_put(request, call))
+    put = _plain_put(request, call) or call.check(lambda: _allowed_put(request, call))
     services = call.services
     headers = request.headers
 
@@ -45,9 +45,15 @@ async def post(request: web.Request, call: WebCall, bodies: BodyQuota, timeout_s
 
     services.open_calls.begin(call.caller.name)
     try:
-        async with bodies.received(request, call.caller.name) as pieces:
-            gathered = _gathered(call, put, headers, pieces)
-            sent = await (call.run(partial(work, pieces)) if gathered is None else _range_of(call, gathered))
+        at_hand = bodies.at_hand(request)
+        if at_hand is not None and (gathered := _gathered(call, put, headers, at_hand)) is not None:
+            return await _ranged(call, gathered)
+        async with bodies.received(request, call, at_hand=at_hand) as pieces:
+            if at_hand is None and len(pieces) == 1:
+                gathered = _gathered(call, put, headers, pieces[0])
+                if gathered is not None:
+                    return await _ranged(call, gathered)
+            sent = await call.run(partial(work, pieces))
         if isinstance(sent, FewRows):
             ranges = await answered(call, sent.posted, put.timeout_s or timeout_s)
             gather_from_now_on(call, put, sent)
@@ -58,6 +64,21 @@ async def post(request: web.Request, call: WebCall, bodies: BodyQuota, timeout_s
         services.open_calls.end(call.caller.name)
     call.ended()
     return json_answer(json_of_answer({"rows": sent.rows, "ranges": sent.ranges}))
+
+
+def _plain_put(request: web.Request, call: WebCall) -> Put | None:
+    """The put of a post without parameters and key, if it is allowed."""
+    topic = request.match_info["topic"]
+    is_plain = not request.query_string and "Idempotency-Key" not in request.headers
+    return _put_of(topic) if is_plain and call.caller.rights.may("publish", topic) else None
+
+
+@lru_cache(maxsize=256)
+def _put_of(topic: str) -> Put | None:
+    try:
+        return Put(topic=checked_topic(topic))
+    except Refusal:
+        return None
 
 
 def _allowed_put(request: web.Request, call: WebCall) -> Put:
@@ -104,10 +125,10 @@ class Sent:
     ranges: list[Any] = field(default_factory=list)
 
     def write(self, message: bytes) -> None:
-        told = json.loads(message)
-        if "ranges" in told:
-            self.rows = told["rows"]
-            self.ranges.extend(told["ranges"])
+        answer = json.loads(message)
+        if "ranges" in answer:
+            self.rows = answer["rows"]
+            self.ranges.extend(answer["ranges"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +170,12 @@ def send(call: WebCall, put: Put, read: RowsRead, after: PostedRows | None = Non
     return sent
 
 
-def _gathered(
-    call: WebCall, put: Put, headers: Mapping[str, str], pieces: list[bytes]
-) -> "asyncio.Future[Range] | None":
+def _gathered(call: WebCall, put: Put, headers: Mapping[str, str], body: bytes) -> "asyncio.Future[Range] | None":
     """The range of these rows, as it will be, if they can be gathered on the loop."""
     gatherer = call.services.publishing.gatherer(put)
-    if gatherer is None or len(pieces) != 1 or len(pieces[0]) > INLINE_BYTES:
+    if gatherer is None or len(body) > INLINE_BYTES:
         return None
-    rows = plain_rows(pieces[0], headers, has_doubles=gatherer.columns.has_doubles)
+    rows = plain_rows(body, headers, has_doubles=gatherer.columns.has_doubles)
     columns = gatherer.columns.fit(rows) if rows else None
     if not rows or columns is None:
         return None
@@ -170,17 +189,19 @@ def _gathered(
         else:
             answer.set_result(outcome)
 
-    is_added = gatherer.add(GatheredRows(columns, len(rows), len(pieces[0]), call.caller.name, tell))
+    is_added = gatherer.add(GatheredRows(columns, len(rows), len(body), call.caller.name, tell))
     return answer if is_added else None
 
 
-async def _range_of(call: WebCall, gathered: "asyncio.Future[Range]") -> Sent:
+async def _ranged(call: WebCall, gathered: "asyncio.Future[Range]") -> web.Response:
     try:
         found = await gathered
     except Refusal as refusal:
         call.ended(refusal.code)
         raise
-    return Sent(found.next_sequence - found.first_sequence, ranges_json((found,)))
+    call.ended()
+    rows = found.next_sequence - found.first_sequence
+    return json_answer(f'{{"rows": {rows}, "ranges": [{range_text(found)}]}}\n'.encode())
 
 
 def gather_from_now_on(call: WebCall, put: Put, sent: FewRows) -> None:

@@ -22,6 +22,7 @@ from m4cast.overlay.door.web.limits import WebLimits
 from m4cast.overlay.door.web.positions import parse_position, position_text
 from m4cast.overlay.door.web.query import Query, topic_of
 from m4cast.overlay.door.web.texts import RowText, accepted, text_of
+from m4cast.overlay.profiles import Profile
 
 NEXT = "M4cast-Next"
 """The position to continue from."""
@@ -66,8 +67,11 @@ async def filtered(call: WebCall, get: Get, where: str | None, language: str | N
     if where is None and language is None:
         return get
     fields = json.dumps({"where": where, "language": language}).encode()
-    profile = await call.run(lambda: parse_filter(Fields(fields, "a filter", ("where", "language"))))
-    return replace(get, profile=profile)
+
+    def parsed() -> Profile | None:
+        return parse_filter(Fields(fields, "a filter", ("where", "language")))
+
+    return replace(get, profile=await call.run(lambda: call.services.parsed(parsed, call.caller)))
 
 
 async def written(answer: web.StreamResponse, piece: bytes, limits: WebLimits) -> None:

@@ -212,7 +212,7 @@ _ROWS = (
         path="/console/{file}",
         handler="file",
         about="A file of the console",
-        parameters=(Parameter("file", "its name", where="path"),),
+        parameters=(Parameter("file", "its path", where="path"),),
         answers=(SCRIPT, STYLE, SVG, TEXT),
         is_public=True,
     ),

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from m4cast.overlay.ids import NodeId, StreamId, is_of_lineage
 from m4cast.overlay.net.driver import Driver
-from m4cast.overlay.net.gateways.messages import StreamHead
+from m4cast.overlay.net.gateways.wire.messages import StreamHead
 from m4cast.overlay.protocol.effects import CameAcross, ImportBatch, ImportBegin, OpenGates, ReadSelected
 from m4cast.overlay.protocol.selective.contract import keep_id
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, How
@@ -40,7 +40,7 @@ class ChannelSide:
         return HeldStream(1, end, end) if end > 1 else None
 
     def selective_end(self, stream: StreamId) -> int:
-        """Up to where this node has every row of a selective stream of its channel; 1: it has none, or not all."""
+        """The end of a selective stream of its channel that this node has whole; 1: it has none of it, or not all."""
         selective = self._driver.node.selection.selective
         if stream in selective.speaking.streams and stream.origin == self._driver.node.me.node_id:
             return selective.speaking.streams[stream].next

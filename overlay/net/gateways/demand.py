@@ -17,7 +17,7 @@ from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.net.driver import Driver
 from m4cast.overlay.net.gateways.channel_side import ChannelSide
 from m4cast.overlay.net.gateways.finding import FoundRows, StreamFinding
-from m4cast.overlay.net.gateways.messages import AcrossFrame, StreamHead
+from m4cast.overlay.net.gateways.wire.messages import AcrossFrame, StreamHead
 from m4cast.overlay.profiles.condition import ColumnRef, Kind, Literal, one_of
 from m4cast.overlay.profiles.profile import SQL, SQL_VERSION, Profile, profile_of, read
 from m4cast.overlay.protocol.clients.letters import mail_keys
@@ -187,7 +187,16 @@ class Demanded:
     def frame_here(self, message: AcrossFrame, data: bytes) -> None:
         """A frame came: a question for this channel, or an answer."""
         frame = decode_routed(data)
-        content = frame.content
+        content, stream = frame.content, self._finding.stream_of(message)
+        if isinstance(content, Batch):
+            is_asked = content.stream == stream
+        elif isinstance(content, SelectPullCall | SelectPullResp | BeginCall | BeginResp):
+            is_asked = StreamId(content.origin, content.topic) == stream
+        else:
+            raise RemoteProtocolError(f"{type(content).__name__} across a gateway")
+        if not is_asked:  # the rules were held against the stream that was found
+            self._driver.refusals.add("gateway", f"{type(content).__name__} of another stream than the one found")
+            return
         me = self._driver.node.me.node_id
         if message.is_back:
             if isinstance(content, SelectPullResp | BeginResp | Batch):
@@ -196,7 +205,7 @@ class Demanded:
                 self._side.across(frame)
         elif isinstance(content, SelectPullCall | BeginCall):
             asker = NodeId(message.asker)
-            for key in (content.call, StreamId(content.origin, content.topic)):
+            for key in (content.call, stream):
                 self._askers.pop((asker, key), None)
                 self._askers[asker, key] = message
             while len(self._askers) > ASKERS_MAX:

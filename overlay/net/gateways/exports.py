@@ -18,8 +18,8 @@ from m4cast.overlay.federation.units import UnitId
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.net.gateways.channel_side import ChannelSide
 from m4cast.overlay.net.gateways.kept import KeptRows
-from m4cast.overlay.net.gateways.messages import ExportedStmt, ExportedStream, StreamHead
 from m4cast.overlay.net.gateways.rules import GatewayRules
+from m4cast.overlay.net.gateways.wire.messages import ExportedStmt, ExportedStream, StreamHead
 from m4cast.overlay.protocol.wire.batch import Batch
 
 READ_BYTES = 1 << 20
@@ -63,7 +63,7 @@ class Exports:
         self._dirty: dict[StreamId, None] = {}
         self._work = asyncio.Event()
         self._idle: dict[StreamId, _Idle] = {}
-        self._told: dict[StreamId, int] = {}
+        self._announced: dict[StreamId, int] = {}
         self._selective: dict[StreamId, None] = {}
         """Streams whose coverage may rise without a batch."""
 
@@ -84,7 +84,7 @@ class Exports:
                 self._selective[stream] = None
 
     def wanted(self, topics: set[str]) -> None:
-        """Somebody begins to want these: heads go out soon."""
+        """Note that these are wanted from now on: heads are sent soon."""
         for stream, idle in self._idle.items():
             if stream.topic in topics:
                 idle.at_s, idle.wait_s = time.monotonic() + HEAD_S, HEAD_S
@@ -162,8 +162,8 @@ class Exports:
         """Return the positions of streams, for the other gatekeepers: what is new since the last time, or
         everything."""
         now = {stream: self.positions.get(stream, 1) for stream in self._idle}
-        news = now if all_of_them else {stream: at for stream, at in now.items() if self._told.get(stream) != at}
-        self._told.update(news)
+        news = now if all_of_them else {stream: at for stream, at in now.items() if self._announced.get(stream) != at}
+        self._announced.update(news)
         entries = [ExportedStream(stream.origin, stream.topic, at) for stream, at in news.items()]
         return [ExportedStmt(tuple(entries[at : at + ENTRIES_MAX])) for at in range(0, len(entries), ENTRIES_MAX)]
 

@@ -2,7 +2,8 @@
 
 A question goes on to every link that its topic may pass, each gatekeeper is asked once, and answers when all that it
 asked have answered: so the last answer is everybody's, and no time decides. The asker then pulls from where most was
-found, link by link. Who was cut off meanwhile counts as having said nothing, and the asker asks again (H43).
+found, link by link. Where somebody was cut off meanwhile, an answer counts only if it lacks nothing: else those who
+were not heard may keep the rest, and the asker asks again (H43).
 """
 
 import time
@@ -14,7 +15,8 @@ from m4cast.overlay.federation.units import UnitId
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.net.gateways.channel_side import ChannelSide
 from m4cast.overlay.net.gateways.link import GatewayLink
-from m4cast.overlay.net.gateways.messages import (
+from m4cast.overlay.net.gateways.rules import allows, is_banned, may_enter, may_leave
+from m4cast.overlay.net.gateways.wire.messages import (
     AcrossFrame,
     FindMessage,
     PulledBatch,
@@ -23,7 +25,6 @@ from m4cast.overlay.net.gateways.messages import (
     StreamPullCall,
     StreamPullResp,
 )
-from m4cast.overlay.net.gateways.rules import allows, is_banned, may_enter, may_leave
 from m4cast.overlay.protocol.wire.batch import Batch
 
 ASKS_MAX = 4_096
@@ -60,6 +61,12 @@ class _Ask:
     @property
     def stream(self) -> StreamId:
         return StreamId(self.call.origin, self.call.topic)
+
+    @property
+    def is_sure(self) -> bool:
+        """True if all were heard, or nothing is missing: what they did not find, nobody keeps."""
+        low, _, first = self.best
+        return not (self.pending or self.is_cut) or 0 < low <= first
 
 
 class StreamFinding:
@@ -118,8 +125,13 @@ class StreamFinding:
 
     def send_back(self, asker: UnitId, number: int, frame: bytes) -> None:
         ask = self._asks.get((asker, number))
-        if ask is not None and ask.back is not None:
+        if ask is not None and ask.back is not None and not ask.back.is_full:
             ask.back.send(AcrossFrame(asker, number, is_back=True), frame)
+
+    def stream_of(self, message: AcrossFrame) -> StreamId | None:
+        """The stream that the find of this frame's way was for: the rules were held against it, and no other."""
+        ask = self._asks.get((message.asker, message.ask))
+        return None if ask is None else ask.stream
 
     def look(self) -> None:
         """Give up what takes too long."""
@@ -135,27 +147,49 @@ class StreamFinding:
         call = ask.call
         self._asks[call.asker, call.ask] = ask
         while len(self._asks) > ASKS_MAX:
-            self._asks.pop(next(iter(self._asks)))
+            self._forget(self._asks.pop(next(iter(self._asks))))
         ask.at_s = time.monotonic()
         onward = StreamFindCall(
             call.asker, call.ask, call.origin, call.topic, call.first, call.begin_ms, min(call.hops + 1, HOPS_MAX)
         )
-        if call.hops < HOPS_MAX and not self._is_here(ask):
-            for link in self._links.values():
-                if link is not ask.back and self._may_pass(ask.back, link, call.topic):
+        if self._may_answer(ask):
+            is_here = self._is_here(ask)
+            ask.is_cut = not is_here and call.hops >= HOPS_MAX  # those beyond are not asked
+            for link in [] if call.hops >= HOPS_MAX else self._links.values():
+                if link is ask.back or (is_here and not self._may_forbid(ask, link)):
+                    continue
+                if self._may_pass(ask.back, link, call.topic):
                     ask.pending[link.conn] = None
                     link.send(onward)
         if not ask.pending:
             self._end(ask)
 
-    def _is_here(self, ask: _Ask) -> bool:
-        """Note what this gatekeeper keeps itself, if it may say so; whether that is what is asked for."""
-        call, stream = ask.call, ask.stream
+    def _forget(self, ask: _Ask) -> None:
+        """There are too many: one that is not answered yet ends as if all that it waits for were cut off."""
+        if ask.pending:
+            ask.pending, ask.is_cut = {}, True
+            self._end(ask)
+
+    def _may_answer(self, ask: _Ask) -> bool:
+        """True if rows of the stream may go where the question came from: if not, they do not get there by way of
+        another gatekeeper of this channel, either, whose log has them, too."""
+        call, back = ask.call, ask.back
+        if back is None or back.gateway is None:
+            return True
         is_own = self._side.is_own(call.origin)
-        if ask.back is None or not may_leave(ask.back.gateway, call.topic, is_own=is_own):
+        return may_leave(back.gateway, call.topic, is_own=is_own) and (is_own or not self.is_final(ask.stream))
+
+    def _may_forbid(self, ask: _Ask, link: GatewayLink) -> bool:
+        """True if a gatekeeper of this channel is to be heard before another channel gets rows of a third one: the ban
+        came with the copies, perhaps not by this gatekeeper."""
+        is_passing = ask.back is not None and ask.back.gateway is not None and not self._side.is_own(ask.call.origin)
+        return is_passing and link.gateway is None
+
+    def _is_here(self, ask: _Ask) -> bool:
+        """Note what this gatekeeper keeps itself; whether that is what is asked for."""
+        if ask.back is None:
             return False
-        if not is_own and ask.back.gateway is not None and self.is_final(stream):
-            return False
+        call, stream = ask.call, ask.stream
         first = call.first
         if self._side.speaks_for(stream):
             ask.best = (first, first + 1, first)
@@ -179,9 +213,11 @@ class StreamFinding:
 
     def _end(self, ask: _Ask) -> None:
         """All have answered."""
+        if not self._may_answer(ask):
+            ask.best, ask.best_conn = (0, 0, 0), None
         low, next_sequence, first = ask.best
         if ask.back is not None:
-            if not ask.is_cut or low:
+            if ask.is_sure:
                 is_own = self._side.is_own(ask.call.origin)
                 is_final = is_banned(ask.back.gateway, ask.call.topic) if is_own else self.is_final(ask.stream)
                 ask.back.send(StreamFindResp(ask.call.asker, ask.call.ask, low, next_sequence, first, is_final))
@@ -190,9 +226,8 @@ class StreamFinding:
             return
         answer, ask.answer = ask.answer, None
         if answer is not None:
-            is_whole = not ask.pending and not ask.is_cut
             found = FoundRows(ask.stream, ask.call.first, low, next_sequence, first, ask.call.ask)
-            answer(found if is_whole or low else None)
+            answer(found if ask.is_sure else None)
 
     def link_down(self, link: GatewayLink) -> None:
         for ask in list(self._asks.values()):
@@ -201,6 +236,10 @@ class StreamFinding:
                 ask.is_cut = True
                 if not ask.pending:
                     self._end(ask)
+        for number in list(self._pulls):
+            pulled = self._asks.get((self._me, number))
+            if pulled is not None and pulled.best_conn == link.conn:
+                self.pull_over(self._pulls.pop(number)[0])
 
     # ---- messages
 
@@ -212,13 +251,13 @@ class StreamFinding:
         if message.is_back and ask.best_conn == link.conn:
             if ask.back is None:
                 self.frame_here(message, frame)
-            else:
+            elif not ask.back.is_full:
                 ask.back.send(message, frame)
-        elif not message.is_back and ask.back is link:
+        elif not message.is_back and ask.back is link and self._may_answer(ask):
             onward = None if ask.best_conn is None else self._links.get(ask.best_conn)
             if ask.best_conn is None and ask.best[0]:
                 self.frame_here(message, frame)
-            elif onward is not None:
+            elif onward is not None and not onward.is_full:
                 onward.send(message, frame)
 
     def heard(self, link: GatewayLink, message: FindMessage, batch: Batch | None) -> None:
@@ -245,8 +284,10 @@ class StreamFinding:
         if resp.low == 0 and resp.first == 1:
             ask.is_cut = True
         low, next_sequence, _ = ask.best
-        if resp.low and link.gateway is not None and not self._side.is_own(ask.call.origin):
-            self.note_final(ask.stream, link.hello.channel, resp.is_final)
+        if not self._side.is_own(ask.call.origin):
+            is_news = resp.low > 0 if link.gateway is not None else resp.is_final and not self.is_final(ask.stream)
+            if is_news:
+                self.note_final(ask.stream, link.hello.channel, resp.is_final)
         may_pass = ask.back is None or ask.back.gateway is None or not resp.is_final
         if resp.low and may_pass and (not low or (resp.low, -resp.next) < (low, -next_sequence)):
             ask.best, ask.best_conn = (resp.low, resp.next, resp.first), link.conn
@@ -255,7 +296,9 @@ class StreamFinding:
 
     def _pulled_from(self, link: GatewayLink, call: StreamPullCall, ask: _Ask | None) -> None:
         onward = None if ask is None or ask.best_conn is None else self._links.get(ask.best_conn)
-        if ask is not None and ask.back is link and ask.best_conn is None and ask.best[0]:
+        if ask is not None and not self._may_answer(ask):
+            link.send(StreamPullResp(call.asker, call.ask, 0))  # it was forbidden meanwhile
+        elif ask is not None and ask.back is link and ask.best_conn is None and ask.best[0]:
             self.serve(link, call, ask.stream)
         elif ask is not None and ask.back is link and onward is not None:
             onward.send(call)
@@ -268,7 +311,8 @@ class StreamFinding:
         if ask is None or ask.best_conn != link.conn:
             return
         if ask.back is not None:
-            ask.back.send(message, batch)
+            if isinstance(message, StreamPullResp) or not ask.back.is_full:  # what is dropped is asked for again
+                ask.back.send(message, batch)
         elif isinstance(message, StreamPullResp):
             if message.ask in self._pulls:
                 self.pull_over(self._pulls.pop(message.ask)[0])

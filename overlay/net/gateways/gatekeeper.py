@@ -5,8 +5,6 @@ Outputs therefore wait, in order, for a commit of the rows that they keep; while
 gather. The machine sees batches by id, topic and summary only: their bytes have rows of their own (`kept`).
 
 All of this is on the loop's thread. A node without a [federation] has none of it.
-
-Reason: it is the one place where the parts meet; most of its lines are the tables of outputs and of messages.
 """
 
 import asyncio
@@ -15,18 +13,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from random import Random, SystemRandom
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 from m4cast.overlay.config import ClusterConfig, NodeConfig
 from m4cast.overlay.config.federation import FederationConfig
-from m4cast.overlay.errors import RemoteProtocolError, StoreError
+from m4cast.overlay.errors import StoreError
 from m4cast.overlay.federation.contract import (
-    AdditionDone,
-    AdditionFailed,
-    AddressHeard,
-    CloseLink,
     ConnectFailed,
-    ConnectTo,
     DeliverEvent,
     FederationInput,
     FederationOutput,
@@ -35,27 +28,17 @@ from m4cast.overlay.federation.contract import (
     KeepValue,
     LinkClosed,
     LinkDelay,
-    LinkHeard,
     LinkOpened,
-    PartitionChanged,
-    PlaceChanged,
     PublishEvent,
-    SendAddress,
     SendLink,
     TimeCame,
-    UnsendCopies,
     UnwantRows,
     WantRows,
 )
 from m4cast.overlay.federation.federation import Federation
 from m4cast.overlay.federation.messages import (
-    AdditionCall,
-    AdditionMessage,
-    AdditionRefused,
     EventAck,
-    EventCopy,
     EventId,
-    RoutedNote,
     UnitWant,
 )
 from m4cast.overlay.federation.units import Unit, UnitId, members
@@ -64,39 +47,27 @@ from m4cast.overlay.net.driver import Driver, Shown
 from m4cast.overlay.net.gateways.channel_side import ChannelSide
 from m4cast.overlay.net.gateways.demand import Demanded
 from m4cast.overlay.net.gateways.exports import Exports
-from m4cast.overlay.net.gateways.finding import StreamFinding
-from m4cast.overlay.net.gateways.frames import (
-    batch_in,
-    copy_of,
-    event_of,
-    head_event,
-    hop_part,
-    inward,
-    origin_of,
-    outward,
-)
-from m4cast.overlay.net.gateways.imports import Imports
+from m4cast.overlay.net.gateways.finding import ASK_S_MAX, StreamFinding
+from m4cast.overlay.net.gateways.hearing import LinkMessages
+from m4cast.overlay.net.gateways.imports import PULL_BYTES, Imports
 from m4cast.overlay.net.gateways.kept import KeptRows, RowStore
 from m4cast.overlay.net.gateways.link import GatewayLink
 from m4cast.overlay.net.gateways.links import GatewayLinks
-from m4cast.overlay.net.gateways.messages import (
-    AcrossFrame,
-    CarriedCopy,
-    ExportedStmt,
-    FindMessage,
-    GatewayHello,
-    GatewayRefused,
+from m4cast.overlay.net.gateways.outputs import MachineOutputs
+from m4cast.overlay.net.gateways.places import GatewayPlaces
+from m4cast.overlay.net.gateways.reports.reports import MachineReports
+from m4cast.overlay.net.gateways.rules import GatewayRules
+from m4cast.overlay.net.gateways.view import view_of_links, view_of_units, view_of_way
+from m4cast.overlay.net.gateways.wire.frames import (
+    event_of,
+    head_event,
+)
+from m4cast.overlay.net.gateways.wire.messages import (
     PulledBatch,
     StreamHead,
     StreamPullCall,
     StreamPullResp,
-    WantsNewsNote,
-    WithheldCopy,
 )
-from m4cast.overlay.net.gateways.places import GatewayPlaces
-from m4cast.overlay.net.gateways.reports.reports import CLIENT_FINDS, TRACES, MachineReports
-from m4cast.overlay.net.gateways.rules import GatewayRules, is_banned, may_enter, may_leave
-from m4cast.overlay.net.gateways.view import view_of_links, view_of_units, view_of_way
 from m4cast.overlay.profiles.languages.canonical import readable
 from m4cast.overlay.protocol.effects import Covered, Delivered, SendAcross
 from m4cast.overlay.protocol.wire.batch import Batch
@@ -110,8 +81,9 @@ TELL_S = 1.0
 UNSYNCED_S = 5.0
 """The time for which a gatekeeper may lack its neighbours' confirmation that it knows everything before its links are
 made anew. Guess."""
+PULLS_MAX = 1_024
+"""Pulls by one link that wait for their turn; others are refused, and asked again. Guess."""
 IMPORT_NAME = "import:"
-_FIND = get_args(FindMessage)
 
 
 class GatekeeperStore(Protocol):
@@ -133,13 +105,12 @@ class Gatekeeper:
         config: FederationConfig,
     ) -> None:
         self.config = config
-        self.me = UnitId(driver.node.me.node_id)
-        self.counts: Counter[str] = Counter()
         self._driver = driver
-        self._side = ChannelSide(driver)
-        self._kept = KeptRows(store.federation)
-        self._rules = GatewayRules(config, driver.channel_name)
-        self.links = GatewayLinks(self, self._rules, driver.tls, driver.refusals, (cluster, node, config))
+        self.side = ChannelSide(driver)
+        self.kept = KeptRows(store.federation)
+        self.rules = GatewayRules(config, driver.channel_name)
+        self.links = GatewayLinks(self, self.rules, driver.tls, driver.refusals, (cluster, node, config))
+        self._machine_outputs, self.messages = MachineOutputs(self), LinkMessages(self)
         self._outputs: list[FederationOutput] = []
         self._is_committing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -150,6 +121,15 @@ class Gatekeeper:
         self.exports: Exports
         self.imports: Imports
         self.reports: MachineReports
+
+    @property
+    def me(self) -> UnitId:
+        return UnitId(self._driver.node.me.node_id)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """The number of drops, by reason."""
+        return self._machine_outputs.counts
 
     @property
     def active(self) -> dict[str, int]:
@@ -164,31 +144,31 @@ class Gatekeeper:
             node=self.me,
             incarnation=int(time.time() * 1000),  # rises with each start, even if a store was restored
             address=self.links.address,
-            kept=await asyncio.to_thread(self._kept.recovered),
+            kept=await asyncio.to_thread(self.kept.recovered),
         )
-        settings = FederationSettings(top=self.config.top, links_max=(self.config.links_max,) * 8)
+        settings = FederationSettings(
+            top=self.config.top, links_max=(self.config.links_max,) * 8, hosts_refused=self.config.hosts_refused
+        )
         self.machine = Federation(recovered, settings, Random(SystemRandom().randbytes(16)), self._now_ms())
-        side = self._side
+        side = self.side
         side.keep(())
         self.finding = StreamFinding(side, self.me, self.links.links)
-        self.imports = Imports(
-            side, self._kept, self.finding, self._rules.imported(), self._is_parted, self._commit_soon
-        )
+        self.imports = Imports(side, self.kept, self.finding, self.rules.imported(), self._is_parted, self._commit_soon)
         self.finding.pulled, self.finding.pull_over = self.imports.pulled, self.imports.pull_over
-        self.demanded = Demanded(self._driver, side, self.finding, self._rules.on_demand(), self.feed, self._fellows)
+        self.demanded = Demanded(self._driver, side, self.finding, self.rules.on_demand(), self.feed, self._fellows)
         self.finding.frame_here = self.demanded.frame_here
-        self.finding.is_final = self._kept.is_final
-        self.finding.note_final = lambda stream, channel, is_final: self._kept.note_final(
+        self.finding.is_final = self.kept.is_final
+        self.finding.note_final = lambda stream, channel, is_final: self.kept.note_final(
             stream, channel, is_final=is_final
         )
         self.finding.serve = lambda link, call, stream: self._keep_task(self._serve(side, link, call, stream))
-        self.exports = Exports(side, self._rules, self._kept, self.me, self._publish, self._fellows)
+        self.exports = Exports(side, self.rules, self.kept, self.me, self._publish, self._fellows)
         self.exports.is_full = self._is_full
         self.places = GatewayPlaces(
-            self.config, self.machine, self.feed, self.links.dial, lambda: list(self.links.links.values()), self._kept
+            self.config, self.machine, self.feed, self.links.dial, lambda: list(self.links.links.values()), self.kept
         )
-        self.reports = MachineReports(self._driver, self.machine, self.feed, self._fellows, self.links, self._rules)
-        self._perform(self.machine.start())
+        self.reports = MachineReports(self._driver, self.machine, self.feed, self._fellows, self.links, self.rules)
+        self._machine_outputs.perform(self.machine.start())
         self._want()
         self.reports.levels.look()
         self.imports.start(self._driver.node.me.node_id)
@@ -199,7 +179,7 @@ class Gatekeeper:
         self._driver.network.trace = self.trace
         self._keep_task(self.exports.run())
         self._keep_task(self._look_often())
-        log.info("gatekeeper of %s at %s", self._rules.channel, self.links.address)
+        log.info("gatekeeper of %s at %s", self.rules.channel, self.links.address)
 
     async def stop(self) -> None:
         self._is_over = True
@@ -215,10 +195,18 @@ class Gatekeeper:
     def _keep_task(self, work: Any) -> None:
         self._tasks = [task for task in self._tasks if not task.done()]
         self._tasks.append(asyncio.get_running_loop().create_task(work))
+        self._tasks[-1].add_done_callback(self._task_over)
+
+    def _task_over(self, task: asyncio.Task[Any]) -> None:
+        """A gatekeeper that no longer exports or looks must not seem to work: others take over."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._is_over:
+            log.error("the gatekeeper cannot go on: %s", error, exc_info=error)
+            self._driver.stop_soon()
 
     def _want(self) -> None:
         """Want what the configuration imports, and no longer what it does not."""
-        wanted = {f"{IMPORT_NAME}{topic}": UnitWant(topic) for topic in self._rules.imported()}
+        wanted = {f"{IMPORT_NAME}{topic}": UnitWant(topic) for topic in self.rules.imported()}
         for name in list(self.machine.interest.clients):
             if (
                 name not in wanted and name not in self.machine.roaming.clients
@@ -229,7 +217,7 @@ class Gatekeeper:
                 self.feed(WantRows(name, want))
 
     async def _look_often(self) -> None:
-        told_s = 0.0
+        announced_s = 0.0
         while True:
             await asyncio.sleep(LOOK_S)
             self.demanded.look()
@@ -241,9 +229,9 @@ class Gatekeeper:
             self.exports.look()
             for link in list(self.links.links.values()):
                 if link.conn in self.machine.vertex.links:
-                    self.feed(LinkDelay(link.conn, int(link.delay_s * 1000)))
-            if time.monotonic() - told_s >= TELL_S:
-                told_s = time.monotonic()
+                    self.feed(LinkDelay(link.conn, int(link.delay_s * 1000), link.waits_from))
+            if time.monotonic() - announced_s >= TELL_S:
+                announced_s = time.monotonic()
                 self._tell_fellows()
             self._commit_soon()
 
@@ -263,8 +251,8 @@ class Gatekeeper:
         """Return the report for the door; called on the loop."""
         return {
             "is_gatekeeper": True,
-            "channel": self._rules.channel,
-            "name": self.config.name or self._rules.channel,
+            "channel": self.rules.channel,
+            "name": self.config.name or self.rules.channel,
             "address": self.links.address,
             **view_of_units(self.machine),
             "links": view_of_links(list(self.links.links.values()), self.machine),
@@ -308,37 +296,27 @@ class Gatekeeper:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.feed, TimeCame())
 
     def _commit_soon(self) -> None:
-        if not self._is_committing and not self._is_over and (self._outputs or self._kept.rows):
+        if not self._is_committing and not self._is_over and (self._outputs or self.kept.rows):
             self._is_committing = True
             asyncio.get_running_loop().call_soon(self._commit)
 
     def _commit(self) -> None:
         """Keep what the outputs that wait keep, then perform them."""
         outputs, self._outputs = self._outputs, []
+        exported_bytes = self._machine_outputs.awaited_bytes
         arrived: list[tuple[Batch | StreamHead, int]] = []
         for output in outputs:
             if isinstance(output, DeliverEvent):
-                arrived += self._arrived(output)
+                arrived += self._machine_outputs.arrived(output)
         for output in outputs:
             if isinstance(output, KeepValue):
-                self._kept.keep(output)
-        rows, events = self._kept.take(), self._kept.performed()
+                self.kept.keep(output)
+        rows, events = self.kept.take(), self.kept.performed()
         if not rows:
-            self._committed(outputs, arrived, events)
+            self._committed(outputs, arrived, events, exported_bytes)
             return
-        done: asyncio.Future[Any] = asyncio.wrap_future(self._kept.put(rows))
-        done.add_done_callback(lambda future: self._after_commit(future, outputs, arrived, events))
-
-    def _arrived(self, output: DeliverEvent) -> list[tuple[Batch | StreamHead, int]]:
-        found = self._kept.body(output.event.id)
-        if found is None:
-            self.counts["lost-body"] += 1
-            return []
-        body, hops = found
-        self.reports.ways.delivered(output)
-        if isinstance(body, Batch) and body.stream.topic not in self.demanded:
-            self.imports.delivered(body, hops, NodeId(self.me))
-        return [found]
+        done: asyncio.Future[Any] = asyncio.wrap_future(self.kept.put(rows))
+        done.add_done_callback(lambda future: self._after_commit(future, outputs, arrived, events, exported_bytes))
 
     def _after_commit(
         self,
@@ -346,6 +324,7 @@ class Gatekeeper:
         outputs: list[FederationOutput],
         arrived: list[tuple[Batch | StreamHead, int]],
         events: list[EventId],
+        exported_bytes: int,
     ) -> None:
         if self._is_over or done.cancelled():
             return
@@ -356,122 +335,66 @@ class Gatekeeper:
             assert isinstance(error, StoreError | OSError), error
             self._driver.stop_soon()
             return
-        self._committed(outputs, arrived, events)
+        self._committed(outputs, arrived, events, exported_bytes)
 
     def _committed(
-        self, outputs: list[FederationOutput], arrived: list[tuple[Batch | StreamHead, int]], events: list[EventId]
+        self,
+        outputs: list[FederationOutput],
+        arrived: list[tuple[Batch | StreamHead, int]],
+        events: list[EventId],
+        exported_bytes: int,
     ) -> None:
         self._is_committing = False
-        self._perform(outputs)
-        self._kept.let_go(events)
+        self._machine_outputs.perform(outputs)
+        self._machine_outputs.awaited_bytes -= exported_bytes
+        self.kept.let_go(events)
         for body, hops in arrived:
-            self._hand_over(body, hops)
+            self._machine_outputs.hand_over(body, hops)
         self._commit_soon()
-
-    def _hand_over(self, body: Batch | StreamHead, hops: int) -> None:
-        """Hand what has arrived over to the channel."""
-        is_head = isinstance(body, StreamHead)
-        topic, origin = (body.topic, body.origin) if is_head else (body.stream.topic, body.stream.origin)  # type: ignore[union-attr]
-        if topic in self.demanded:
-            if self._is_own(origin):
-                self.counts["own-origin"] += 1
-            elif isinstance(body, StreamHead):
-                self.demanded.head(body)
-            else:
-                self.demanded.delivered(body, hops)
-        elif isinstance(body, StreamHead):
-            self.imports.head(body)
-        else:
-            self.imports.push(body.stream)
-
-    def _perform(self, outputs: list[FederationOutput]) -> None:
-        for output in outputs:
-            match output:
-                case SendLink(conn, EventCopy() as copy):
-                    self._send_copy(conn, copy)
-                case SendLink(conn, message):
-                    link = self.links.links.get(conn)
-                    if link is not None:
-                        link.send(outward(message))
-                case SendAddress(address, message):
-                    self.links.call(address, message)
-                case ConnectTo(address):
-                    self.places.connect(address)
-                case CloseLink(conn, is_final):
-                    link = self.links.links.get(conn)
-                    if link is not None:
-                        if is_final:
-                            self.places.forget(link.hello.address)
-                        self.links.close(conn)
-                        self._gone(link)
-                case UnsendCopies(conn, numbers):
-                    link = self.links.links.get(conn)
-                    if link is not None:
-                        link.unsend(numbers)
-                case AdditionDone():
-                    self.places.done(output)
-                case AdditionFailed():
-                    self.places.failed(output)
-                case PartitionChanged(level, units):
-                    log.info("level %d: %d units cannot be reached", level, len(units))
-                case KeepValue() | DeliverEvent() | PlaceChanged():
-                    pass
-                case _:
-                    self.reports.perform(output)
 
     # ---- batches
 
     def _publish(self, body: Batch | StreamHead) -> None:
         """Hand a batch of the log, or a head, to the machine."""
         event = head_event(body, self._driver.clock.wall_ms()) if isinstance(body, StreamHead) else event_of(body)
-        self._kept.add_body(event.id, body, 0)
+        self.kept.add_body(event.id, body, 0)
         if isinstance(body, Batch):
             self.reports.ways.began(event.id, body, 0, "issued")
+            self._machine_outputs.awaited_bytes += len(body.payload)
         self.feed(PublishEvent(event))
 
-    def _send_copy(self, conn: int, copy: EventCopy) -> None:
-        link = self.links.links.get(conn)
-        if link is None:
-            return
-        found = self._kept.body(copy.event.id)
-        topic, origin = copy.event.topic, origin_of(copy.event.id)
-        is_own = self._is_own(origin)
-        is_final = is_banned(link.gateway, topic) if is_own else self._kept.is_final(StreamId(origin, topic))
-        is_barred = is_final and not is_own and link.gateway is not None
-        if found is None or is_barred or not may_leave(link.gateway, topic, is_own=is_own):
-            link.withheld += 1
-            self.counts["withheld" if found else "lost-body"] += 1
-            self.reports.ways.sent(copy.event.id, "withheld", link.peer)
-            link.send(WithheldCopy(copy.number))
-            return
-        body, hops = found
-        if isinstance(body, StreamHead):
-            link.send(hop_part(copy, hops + 1, body, is_final=is_final))
-        else:
-            link.sent_batches += 1
-            link.sent_rows += body.row_count
-            self.reports.ways.sent(copy.event.id, "sent", link.peer)
-            link.send(hop_part(copy, hops + 1, None, is_final=is_final), body)
-
     def _is_own(self, origin: NodeId) -> bool:
-        return self._side.is_own(origin)
+        return self.side.is_own(origin)
 
     def _is_full(self) -> bool:
         under_way = sum(len(link.unacked) for link in self.machine.vertex.links.values())
         if under_way >= self.config.in_flight_max:
             return True
+        awaited_bytes = self._machine_outputs.awaited_bytes
         return any(
-            link.gateway is not None and link.queued_bytes > link.gateway.queue_bytes_max
+            link.gateway is not None and link.queued_bytes + awaited_bytes > link.gateway.queue_bytes_max
             for link in self.links.links.values()
         )
 
     async def _serve(self, side: ChannelSide, link: GatewayLink, call: StreamPullCall, stream: StreamId) -> None:
-        batches, read_next = await side.read(stream, call.first, call.next, call.bytes_max)
-        for batch in batches:
-            link.sent_batches += 1
-            link.sent_rows += batch.row_count
-            link.send(PulledBatch(call.asker, call.ask), batch)
-        link.send(StreamPullResp(call.asker, call.ask, read_next if batches else 0))
+        if link.pulls >= PULLS_MAX:
+            link.send(StreamPullResp(call.asker, call.ask, 0))
+            return
+        asked_s = time.monotonic()
+        async with link.turn():
+            if link.is_over or time.monotonic() - asked_s > ASK_S_MAX:
+                return  # nobody waits for the answer any more
+            bytes_max = min(call.bytes_max, PULL_BYTES)
+            try:
+                batches, read_next = await side.read(stream, call.first, call.next, bytes_max)
+            except StoreError as error:  # somebody else may have what was asked for
+                log.error("a range cannot be read for another channel: %s", error)
+                batches, read_next = (), 0
+            for batch in batches:
+                link.sent_batches += 1
+                link.sent_rows += batch.row_count
+                link.send(PulledBatch(call.asker, call.ask), batch)
+            link.send(StreamPullResp(call.asker, call.ask, read_next if batches else 0))
 
     # ---- the channel
 
@@ -522,90 +445,17 @@ class Gatekeeper:
     def link_down(self, link: GatewayLink) -> None:
         log.info("the link with %s of %s ended", link.hello.address, link.hello.channel)
         self.feed(LinkClosed(link.conn))
-        self._gone(link)
+        self.gone(link)
 
-    def _gone(self, link: GatewayLink) -> None:
+    def gone(self, link: GatewayLink) -> None:
         self.finding.link_down(link)
         self.reports.link_down(link)
         self.exports.again()
 
+    def acknowledge(self, link: GatewayLink, number: int) -> None:
+        """Acknowledge a copy that the machine does not see, after what it said before."""
+        self._outputs.append(SendLink(link.conn, EventAck(number)))
+        self._commit_soon()
+
     def unreachable(self, address: str) -> None:
         self.feed(ConnectFailed(address))
-
-    def called(self, sender: GatewayHello, message: AdditionMessage) -> None:
-        if isinstance(message, AdditionCall) and message.bits & 1 and sender.channel != self._rules.channel:
-            reason = f"a node of {sender.channel} cannot be a member of {self._rules.channel}: a unit is a channel"
-            self.links.call(sender.address, AdditionRefused(message.call, reason))
-            return
-        if isinstance(message, AdditionCall) and sender.channel != self._rules.channel and not self.places.is_in:
-            reason = f"{self.links.address} is not in the unit of its own channel yet"
-            self.links.call(sender.address, AdditionRefused(message.call, reason))
-            return
-        if isinstance(message, AdditionCall):
-            is_fellow = sender.channel == self._rules.channel
-            if reason := self.places.refusal(message.bits, is_fellow=is_fellow):
-                self.links.call(sender.address, AdditionRefused(message.call, f"{self.links.address} {reason}"))
-                return
-        self.feed(AddressHeard(sender.address, message))
-
-    def heard(self, link: GatewayLink, message: Any, body: memoryview) -> None:
-        """A message came on a link; `RemoteProtocolError` ends the link."""
-        match message:
-            case CarriedCopy():
-                self._copy_came(link, message, body)
-            case WithheldCopy(number):
-                self._outputs.append(SendLink(link.conn, EventAck(number)))
-                self._commit_soon()
-            case ExportedStmt():
-                if link.gateway is not None:
-                    raise RemoteProtocolError("ExportedStmt is for gatekeepers of one channel")
-                self.exports.heard(link.hello.node, message)
-            case GatewayRefused(reason, detail):
-                raise RemoteProtocolError(f"refused ({reason}): {detail}")
-            case AcrossFrame():
-                self.finding.across(link, message, bytes(body))
-            case _ if isinstance(message, _FIND):
-                batch = batch_in(body) if isinstance(message, PulledBatch) else None
-                self.finding.heard(link, message, batch)
-            case _ if isinstance(message, CLIENT_FINDS + TRACES):
-                self.reports.heard(link, message)
-            case _:
-                self._machine_message(link, message)
-
-    def _machine_message(self, link: GatewayLink, message: Any) -> None:
-        inner = inward(message)
-        if inner is None:
-            raise RemoteProtocolError(f"{type(message).__name__} on a link")
-        if isinstance(message, WantsNewsNote) and message.joined:
-            self.exports.wanted({each.topic for each in message.joined})
-        self._feed_heard(link, LinkHeard(link.conn, inner))
-        if isinstance(inner, EventAck):
-            self.exports.again()
-        elif isinstance(inner, RoutedNote):
-            self.reports.note_came(inner)
-
-    def _copy_came(self, link: GatewayLink, part: CarriedCopy, body: memoryview) -> None:
-        batch = batch_in(body) if part.head is None else None
-        copy = copy_of(part, batch)
-        link.received_batches += batch is not None
-        is_own = link.gateway is not None and self._is_own(origin_of(part.id))
-        if is_own or not may_enter(link.gateway, part.topic):
-            self.counts["own-origin" if is_own else "not-allowed"] += 1
-            self._outputs.append(SendLink(link.conn, EventAck(part.number)))
-            self._commit_soon()
-            return
-        content = part.head if batch is None else batch
-        assert content is not None
-        stream = StreamId(origin_of(part.id), part.topic)
-        self._kept.note_final(stream, link.hello.channel, is_final=part.is_final)
-        self._kept.add_body(part.id, content, part.hops)
-        if batch is not None:
-            self.reports.ways.began(part.id, batch, part.hops, "came", link.peer)
-        self._feed_heard(link, LinkHeard(link.conn, copy))
-
-    def _feed_heard(self, link: GatewayLink, heard: LinkHeard) -> None:
-        try:
-            self.feed(heard)
-        except (KeyError, IndexError, ValueError, AssertionError) as error:  # what its sender made up
-            log.exception("a message of %s cannot be handled", link.hello.address)
-            raise RemoteProtocolError(f"{type(heard.message).__name__} makes no sense here") from error

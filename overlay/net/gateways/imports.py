@@ -16,7 +16,7 @@ from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.net.gateways.channel_side import ChannelSide
 from m4cast.overlay.net.gateways.finding import FoundRows, StreamFinding
 from m4cast.overlay.net.gateways.kept import KeptRows
-from m4cast.overlay.net.gateways.messages import StreamHead
+from m4cast.overlay.net.gateways.wire.messages import StreamHead
 from m4cast.overlay.protocol.wire.batch import Batch
 
 GAP_S, GAP_S_MAX = 0.3, 30.0
@@ -64,7 +64,10 @@ class Imports:
 
     def start(self, me: NodeId) -> None:
         for batch in self._kept.imported():
-            self._add(batch, 1, me)
+            if batch.stream.topic in self._topics:
+                self._add(batch, 1, me)
+            else:  # it was imported before the last restart
+                self._kept.drop_import(batch.stream, batch.first_sequence)
         for stream in list(self._streams):
             self.push(stream)
 

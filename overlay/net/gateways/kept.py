@@ -19,7 +19,7 @@ from m4cast.overlay.errors import RemoteProtocolError
 from m4cast.overlay.federation.contract import KeepValue, KeptClient, KeptEvent, KeptKey, KeptPlace, KeptValue
 from m4cast.overlay.federation.messages import EventId, UnitWant
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.net.gateways.frames import (
+from m4cast.overlay.net.gateways.wire.frames import (
     batch_bytes,
     batch_in,
     body_in,
@@ -33,7 +33,7 @@ from m4cast.overlay.net.gateways.frames import (
     stored_want,
     want_in,
 )
-from m4cast.overlay.net.gateways.messages import StreamHead
+from m4cast.overlay.net.gateways.wire.messages import StreamHead
 from m4cast.overlay.protocol.wire.batch import Batch
 
 PLACE, LINK, WANT, EVENT, BODY = b"place", b"link/", b"want/", b"event/", b"body/"
@@ -70,7 +70,7 @@ class KeptRows:
     def __init__(self, store: RowStore) -> None:
         self._store = store
         self.rows: Rows = {}
-        """To be written."""
+        """Rows that are to be written."""
         self._bodies: dict[EventId, tuple[Batch | StreamHead, int]] = {}
         self._on_disk: dict[EventId, None] = {}
         self._cached_bytes = 0

@@ -16,15 +16,15 @@ from m4cast.overlay.config.federation import FederationConfig
 from m4cast.overlay.errors import M4castError, RemoteProtocolError
 from m4cast.overlay.federation.messages import AdditionMessage
 from m4cast.overlay.federation.units import UnitId
-from m4cast.overlay.net.gateways.frames import AVRO_BYTES_MAX, HELLO_BYTES_MAX
 from m4cast.overlay.net.gateways.link import GatewayLink
-from m4cast.overlay.net.gateways.messages import (
+from m4cast.overlay.net.gateways.rules import GatewayRules
+from m4cast.overlay.net.gateways.wire.frames import AVRO_BYTES_MAX, HELLO_BYTES_MAX
+from m4cast.overlay.net.gateways.wire.messages import (
     GATEWAY_VERSION_MAX,
     GATEWAY_VERSION_MIN,
     GatewayHello,
     GatewayRefused,
 )
-from m4cast.overlay.net.gateways.rules import GatewayRules
 from m4cast.overlay.net.refusals import Refusals
 from m4cast.overlay.net.tls import Tls, peer_name
 from m4cast.overlay.protocol.wire.frame import BATCH_OVERHEAD_BYTES, EXTENSIONS_BYTES_MAX
@@ -37,13 +37,21 @@ READ_BYTES = 1 << 20
 HEARD = get_args(AdditionMessage)
 
 
+class LinkListener(Protocol):
+    """Is given the messages that arrive."""
+
+    def heard(self, link: GatewayLink, message: Any, body: memoryview) -> None: ...
+    def called(self, sender: GatewayHello, message: AdditionMessage) -> None: ...
+
+
 class LinkOwner(Protocol):
-    """Is told what happens on connections."""
+    """Receives the events of connections."""
+
+    @property
+    def messages(self) -> LinkListener: ...
 
     def link_up(self, link: GatewayLink) -> None: ...
-    def heard(self, link: GatewayLink, message: Any, body: memoryview) -> None: ...
     def link_down(self, link: GatewayLink) -> None: ...
-    def called(self, sender: GatewayHello, message: AdditionMessage) -> None: ...
     def unreachable(self, address: str) -> None: ...
 
 
@@ -212,7 +220,7 @@ class GatewayLinks:
                     message, _ = await link.receive()
                     if not isinstance(message, HEARD):
                         raise RemoteProtocolError(f"{type(message).__name__} on a call")
-                    self._owner.called(link.hello, message)
+                    self._owner.messages.called(link.hello, message)
             is_greeted = True
         except (OSError, EOFError, TimeoutError, M4castError) as error:
             self._refusals.add("gateway", f"{link.peer_address}: {str(error) or type(error).__name__}")
@@ -279,7 +287,7 @@ class GatewayLinks:
         try:
             while link.conn in self.links:
                 message, body = await link.receive()
-                self._owner.heard(link, message, body)
+                self._owner.messages.heard(link, message, body)
         except (OSError, EOFError) as error:
             log.debug("the link with %s ended: %r", link.hello.address, error)
         except RemoteProtocolError as error:

@@ -57,7 +57,7 @@ class GatewayPlaces:
     """Addresses that were linked to: no request is needed any more."""
     _random: Random = field(default_factory=Random)
     unsynced_s: float = field(default_factory=time.monotonic)
-    """Since when this node has lacked its neighbours' word that it knows everything."""
+    """The time since which its neighbours have not confirmed that this node knows everything."""
     failure: str = ""
     """Why the last request failed; empty: it did not."""
 
@@ -85,7 +85,7 @@ class GatewayPlaces:
         return min(levels, default=self.config.top + 1)
 
     def refusal(self, bits: int, *, is_fellow: bool) -> str:
-        """Why a request of another gatekeeper cannot be granted yet; empty: it can."""
+        """The reason why a request of another gatekeeper cannot be granted yet; empty if it can."""
         level, first = bits.bit_length() - 1, self.level_first
         if (is_fellow and first < self.config.top) or (not is_fellow and level > first):
             return f"waits for its own gateway of level {first}, before which no other of a higher level is made"

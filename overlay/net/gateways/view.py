@@ -5,7 +5,7 @@ from typing import Any
 from m4cast.overlay.federation.federation import Federation
 from m4cast.overlay.federation.units import GONE, Unit, address_text
 from m4cast.overlay.net.gateways.link import GatewayLink
-from m4cast.overlay.net.gateways.messages import TraceStep
+from m4cast.overlay.net.gateways.wire.messages import TraceStep
 
 
 def view_of_units(machine: Federation) -> dict[str, Any]:

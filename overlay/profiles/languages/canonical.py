@@ -247,7 +247,7 @@ def _fact(content: str | int) -> Literal:
 
 
 def facts_of(text: str) -> dict[str, str | int]:
-    """What `facts_text` was given; nothing if the text is anything else."""
+    """The facts that `facts_text` was given; none if the text is anything else."""
     try:
         condition = parse(text)
     except FilterError:

@@ -104,7 +104,7 @@ class _Reader:
         found, is_any = self._words(only_or=False)
         words = sorted({word for text in found for word in words_of(text)})
         if not words:
-            raise FilterError("a word needs a letter or a digit", start)
+            raise FilterError("a word needs a letter or a digit: add one, or remove the word", start)
         if is_any and any(len(words_of(text)) != 1 for text in found):
             raise FilterError("with OR, write words of letters and digits only: no hyphens or signs", start)
         return Words(ColumnRef((attribute,)), tuple(words), is_any and len(words) > 1)
@@ -136,7 +136,7 @@ class _Reader:
         while True:
             token = self._next("a key is expected")
             if token.text in (";", "=", "<", ">"):
-                raise FilterError(f"a key is expected, not {token.text!r}", token.position)
+                raise FilterError(f"a key is expected, not {token.text!r}: write a word", token.position)
             keys.append(token.text)
             following = self._peek(1)
             after = self._peek(2)

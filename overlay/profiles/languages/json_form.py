@@ -12,6 +12,7 @@ neither equal nor unequal.
 
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 
 from m4cast.overlay.profiles import literals
 from m4cast.overlay.profiles.condition import (
@@ -40,7 +41,7 @@ def parse(text: str) -> Condition:
     check_text(text, "the filter")
     _check_nesting(text)
     try:
-        content = json.loads(text, object_pairs_hook=_pairs)
+        content = json.loads(text, object_pairs_hook=_pairs, parse_float=_exact_number)
     except json.JSONDecodeError as error:
         raise FilterError(f"this is not JSON: {error.msg}", error.pos) from None
     except (ValueError, RecursionError) as error:
@@ -66,6 +67,12 @@ def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
             raise ValueError(f"the key {key[:40]!r} stands twice in one object: use a list, or all")
         found[key] = content
     return found
+
+
+def _exact_number(text: str) -> int | float | Decimal:
+    """A number as it is written; as a double if it is beyond the limits of numbers."""
+    exact = literals.number_of(text)
+    return float(text) if exact is None else exact
 
 
 def _check_nesting(text: str) -> None:

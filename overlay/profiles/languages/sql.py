@@ -47,7 +47,7 @@ from m4cast.overlay.profiles.condition import (
     one_of,
 )
 from m4cast.overlay.profiles.languages.sql_tokens import tree_of
-from m4cast.overlay.profiles.moments import clock_of, moment_of
+from m4cast.overlay.profiles.moments import DAY_US, clock_of, moment_of
 from m4cast.overlay.profiles.patterns import like_pattern, words_of
 
 _OPERATORS: dict[type[exp.Expr], Operator] = {
@@ -270,14 +270,17 @@ def _bytes(node: exp.HexString) -> bytes:
 def _typed(node: exp.Cast) -> Literal:
     kind = node.to.this.name
     if kind in _SUFFIXES and isinstance(node.this, exp.Literal):
-        named = literals.special(str(node.this.this)) if kind in ("DOUBLE", "FLOAT") else None
-        return named or literals.number(str(node.this.this), _place(node.this))
+        written, place = str(node.this.this), _place(node.this)
+        named = literals.special(written) if kind in ("DOUBLE", "FLOAT") else None
+        return named or (literals.single if kind == "FLOAT" else literals.number)(written, place)
     if kind in _TIMES or kind == "TIME":
         written = _string(node.this)
         found = clock_of(written) if kind == "TIME" else moment_of(written)
         if found is None:
             form = "TIME '12:30:00'" if kind == "TIME" else "DATE '2026-01-31' or TIMESTAMP '2026-01-31 12:30:00'"
             raise _refused(node.this, f"{written[:40]!r} is not a time: write {form}")
+        if kind == "DATE" and found % DAY_US:  # Spark cuts the clock off
+            raise _refused(node.this, f"the date {written[:40]!r} has a clock: write TIMESTAMP, or remove the clock")
         return Literal(Kind.CLOCK if kind == "TIME" else Kind.MOMENT, found)
     raise _refused(node, "casts are not supported: compare a column with a constant of its type")
 

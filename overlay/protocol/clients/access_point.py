@@ -4,6 +4,7 @@ The rows of the client table come from the interest view; states are in the node
 has read them. So an absent client costs its row and nothing else.
 
     attach          decides what becomes of a request to attach (PROTOCOL.md, 21.3)
+    renewed         whether that begins a session although the access point is the same
     is_superseded   whether another node's row is the client's now: its connection here is over
     lets_go         whether, besides, that row is covered: row and state here can go (21.4)
 
@@ -11,6 +12,7 @@ Reference: A8, A9, A22, X22-X25, X29 of the digest; H33, H34 of the design.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from m4cast.overlay.ids import NodeId
@@ -101,6 +103,14 @@ def attach(
     if asked.create:
         return Attachment(known + 1, ClientState(), is_new=True)
     return AttachRefusal("unknown-client")
+
+
+def renewed(found: Attachment, own: ClientRow | None) -> Attachment:
+    """This attachment in the next session, if this node's row says that nothing is lacking: the library brought an
+    older state, of which rows are lacking here. Former access points that have them hold them for that session."""
+    if found.is_new or own is None or not own.covered:
+        return found
+    return replace(found, session=found.session + 1, is_new=True)
 
 
 def is_superseded(own: SeenRow, other: SeenRow) -> bool:

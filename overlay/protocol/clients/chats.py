@@ -39,7 +39,7 @@ class ChatDesk:
         if self.partner is not None:
             raise LocalProtocolError(f"a chat with {self.partner!r} is under way: end it first")
         if partner == self._me:
-            raise LocalProtocolError("a client cannot chat with itself")
+            raise LocalProtocolError(f"{partner!r} is this client itself: name another one")
         self.partner, self.id, self.is_open = partner, chat_id, False
         return self._to(partner, CHAT_ASK, now_ms)
 

@@ -8,6 +8,7 @@ continues from it, at whichever node, so that nothing is handed out twice. Neith
     ... rows of the stream (topic, origin), whole up to `until`, are handed to the application
     memory.hand(read, topic, origin, until)
     memory.acknowledge()                   # the application is done with what it was handed
+    memory.rewind()                        # or it failed, and is handed that again
 
 Reference: PROTOCOL.md, 21.1 and 21.4; H33, H36 of the design.
 """
@@ -59,11 +60,19 @@ class ClientMemory:
     # ---- profiles
 
     def subscribe(self, profile: ClientProfile, here: Sequences) -> None:
-        """Subscribe to a profile. Rows that were handed out count as acknowledged."""
-        self.state = self.ahead = self.ahead.subscribed(profile, here)
+        """Subscribe to a profile. It acknowledges nothing: each state has it from its own position on."""
+        ahead, state = self.ahead.subscribed(profile, here), self.state.subscribed(profile, here)
+        self.ahead, self.state = ahead, state
+
+    def latest(self, topic: str, here: Sequences) -> Sequences:
+        """The begin of a profile that is new: behind the rows that are at the access point (`here`), and behind the
+        client's position, which the access point may not have reached."""
+        at = self.ahead.frontier.get(topic, {})
+        return {origin: max(here.get(origin, 1), at.get(origin, 1)) for origin in dict.fromkeys((*here, *at))}
 
     def unsubscribe(self, name: str) -> None:
-        self.state = self.ahead = self.ahead.unsubscribed(name)
+        """Give a profile up, and what it gave that is not acknowledged: that is not handed out again."""
+        self.ahead, self.state = self.ahead.unsubscribed(name), self.state.unsubscribed(name)
 
     # ---- reading
 
@@ -95,15 +104,19 @@ class ClientMemory:
                 self.ahead = self.ahead.shortened(at, origin, until)
                 return
 
-    def acknowledge(self, *, mail: bool = False) -> None:
-        """The application is done with the mail that it was handed, or with everything else."""
-        merged = {
-            topic: (self.ahead if (topic == MAIL) == mail else self.state).frontier.get(topic, {})
-            for topic in self.ahead.frontier
-        }
-        fills = [fill for fill in self.ahead.fills if (fill.profile.topic == MAIL) == mail]
-        others = [fill for fill in self.state.fills if (fill.profile.topic == MAIL) != mail]
-        self.state = replace(self.ahead, frontier=merged, fills=(*others, *fills))
+    def acknowledge(self, *, mail: bool = False, unread: Sequences | None = None) -> None:
+        """The application is done with the mail that it was handed, or with everything else. `unread`: the first
+        message of each stream that was read and not handed to it."""
+        before, self.state = self.state, _joined(self.ahead, self.state, mail=mail)
+        if unread and MAIL in self.state.frontier:
+            origins = dict(self.state.frontier[MAIL])
+            for origin, sequence in unread.items():
+                origins[origin] = max(before.position(MAIL, origin), min(sequence, origins.get(origin, 1)))
+            self.state = replace(self.state, frontier={**self.state.frontier, MAIL: origins})
+
+    def rewind(self) -> None:
+        """Go back: rows that the application was handed and has not acknowledged are handed to it again; not mail."""
+        self.ahead = _joined(self.state, self.ahead, mail=False)
 
     def drop(self, lows: Mapping[str, Mapping[str, int]], reason: DropReason = "not-retained") -> list[Dropped]:
         """Move past what lies below these lows; what was dropped."""
@@ -121,3 +134,17 @@ class ClientMemory:
             if fill.profile.topic == topic and origin in fill.ranges and fill.ranges[origin][0] < low:
                 return at
         return None
+
+
+def _joined(done: ClientState, kept: ClientState, *, mail: bool) -> ClientState:
+    """Mail, or everything else, as far as `done`; the other as far as `kept`. Both have the same profiles."""
+    profiles = {each.name: each for each in kept.profiles if (each.topic == MAIL) != mail}
+    merged = {topic: (done if (topic == MAIL) == mail else kept).frontier.get(topic, {}) for topic in done.frontier}
+    fills = [fill for fill in done.fills if (fill.profile.topic == MAIL) == mail]
+    others = [fill for fill in kept.fills if (fill.profile.topic == MAIL) != mail]
+    return replace(
+        done,
+        profiles=tuple(profiles.get(each.name, each) for each in done.profiles),
+        frontier=merged,
+        fills=(*others, *fills),
+    )

@@ -32,6 +32,8 @@ USUAL = (
 
 Change = Callable[[Any], Any]
 
+base64.b85decode(b"")  # its first call fills a table, without a lock: a second thread would find half of it
+
 
 def packed_of(state: ClientState) -> dict[str, Any]:
     """The state as JSON, in its short form."""
@@ -127,7 +129,7 @@ def _unpacked(rest: "_Rest", origins: list[str], count: int, entries_max: int) -
     width, place = rest.take(2)
     entries = rest.number() if place else len(origins)
     if entries > entries_max:
-        raise LocalProtocolError(f"a client's state has more than {ENTRIES_MAX} positions: have fewer profiles")
+        raise LocalProtocolError(f"a client's state has more than {ENTRIES_MAX} positions: unsubscribe from some")
     found: dict[str, list[int]] = {}
     for number in range(entries):
         at = int.from_bytes(rest.take(place), "big") if place else number

@@ -140,8 +140,9 @@ class ClientState:
     # ---- profiles
 
     def subscribed(self, profile: ClientProfile, here: Sequences) -> "ClientState":
-        """With this profile, in place of the one with its name. `here`: how far each known stream of its topic reaches
-        at the access point; a topic that no profile had begins there or at the profile's begin, whichever is less."""
+        """This state with the profile, in place of the one with its name. `here`: how far each known stream of its
+        topic reaches at the access point; a topic that no profile had begins there or at the profile's begin, whichever
+        is less."""
         in_force = [each for each in self.profiles if each.topic == profile.topic]
         if profile.standing and not in_force:
             return self._standing(profile, here)
@@ -207,8 +208,8 @@ class ClientState:
         return replace(self, fills=(*self.fills[:at], *later))
 
     def with_profiles_of(self, saved: "ClientState") -> "ClientState":
-        """With the profiles of `saved` at this position: what was subscribed or given up there is repeated here, so
-        that each row is still given once. `saved` descends from this state, or from an earlier one."""
+        """This state with the profiles of `saved` at this position: what was subscribed or given up there is repeated
+        here, so that each row is still given once. `saved` descends from this state, or from an earlier one."""
         kept = {each.identity for each in self.profiles} & {each.identity for each in saved.profiles}
         new = [each for each in saved.profiles if each.identity not in kept]
         state = self
@@ -245,7 +246,7 @@ class ClientState:
         return replace(self, frontier={**self.frontier, topic: origins})
 
     def shortened(self, at: int, origin: str, until: int) -> "ClientState":
-        """With nothing left of this fill below `until` in this stream."""
+        """This state with nothing left of the fill below `until` in this stream."""
         fill = self.fills[at]
         first, end = fill.ranges[origin]
         ranges = {**fill.ranges, origin: (max(first, until), end)}

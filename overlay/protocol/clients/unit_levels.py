@@ -1,4 +1,5 @@
-"""How far wants of a channel are known in the federation, told by its gatekeepers to the nodes (PROTOCOL.md 22.8).
+"""Levels of wants: how far those of a channel are known in the federation, as its gatekeepers tell the nodes
+(PROTOCOL.md 22.8).
 
 It travels as items of the interest, of the topic `_units`, whose conditions spell it out, as holds do: one that says
 that there is a gatekeeper and how many levels there are, and one for each want that gatekeepers announce outside.
@@ -47,7 +48,7 @@ def has_mail(text: str) -> bool:
 
 
 def quiet_text(topic: str) -> str:
-    """Nobody outside wants anything of a topic that a gatekeeper may let out."""
+    """The text of an item which says that no unit outside wants anything of a topic that may leave the channel."""
     return facts_text({"quiet": topic})
 
 

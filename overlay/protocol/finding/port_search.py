@@ -33,7 +33,7 @@ class PortSearch:
         return [f"{host}:{self._order[0]}" for host in self._hosts]
 
     def begin(self) -> None:
-        """From the first port on again."""
+        """Start again at the first port."""
         self.searched = 0
         self._out_of_order.clear()
         self._current = None

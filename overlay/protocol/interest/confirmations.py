@@ -36,7 +36,7 @@ CALLS_MAX = 1_024
 """Subscribers that this node remembers that it owes a confirmation. One that is forgotten asks again."""
 CALL_KEPT_MS = 2 * ASK_MS_MAX
 CONFIRMATIONS_MAX = 1_024
-"""In one message."""
+"""The most confirmations in one message."""
 HOPS_MAX = 64
 """A set that has gone further, since tables of routes differ, is sent to the subscriber itself."""
 

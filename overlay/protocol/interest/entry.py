@@ -36,7 +36,7 @@ _VERSION = struct.Struct("<QQQ")
 
 
 class EntryVersion(NamedTuple):
-    """Which version of an entry: the greater is the newer."""
+    """The version of an entry: the greater is the newer."""
 
     incarnation: int
     ts: int

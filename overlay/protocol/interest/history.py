@@ -92,7 +92,7 @@ class InterestHistory:
             text=row.text,
             owner=row.owner,
             epoch=row.epoch,
-            earliest=row.earliest,
+            earliest=row.reaches_back,
             incarnation=state.incarnation,
             ts=state.ts,
             from_ms=from_ms,
@@ -139,5 +139,5 @@ def _is_of(span: InterestSpan, row: Registration) -> bool:
         and span.text == row.text
         and span.owner == row.owner
         and span.epoch == row.epoch
-        and span.earliest == row.earliest
+        and span.earliest == row.reaches_back
     )

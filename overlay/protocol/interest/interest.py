@@ -34,7 +34,6 @@ from m4cast.overlay.protocol.effects import (
     ClientRow,
     ClientRowRecord,
     InterestSpanRecord,
-    InterestState,
     InterestStateRecord,
     Recovered,
     Refused,
@@ -53,7 +52,7 @@ from m4cast.overlay.protocol.interest.history import InterestHistory
 from m4cast.overlay.protocol.interest.hooks import InterestHooks
 from m4cast.overlay.protocol.interest.registrations import EPOCH_SHIFT, Registrations, RowChange, config_wishes
 from m4cast.overlay.protocol.interest.timers import InterestDue, InterestSweepDue
-from m4cast.overlay.protocol.interest.undurable import Undurable, recovered_state
+from m4cast.overlay.protocol.interest.undurable import Undurable, next_state, recovered_state
 from m4cast.overlay.protocol.interest.view import InterestView
 from m4cast.overlay.protocol.neighbours import Neighbour
 from m4cast.overlay.protocol.wire.interest import (
@@ -93,6 +92,8 @@ class Interest:
         self._state = recovered_state(recovered)
         """Including what is not durable yet."""
         self._durable_state = self._state
+        self._stored = EntryVersion(0, 0, 0)
+        """The version of the own entry that the store had: the latest of former lives, unless it is an older copy."""
         self._planned: dict[InterestKey, InterestItem] = {}
         """The items of the own entry, including what is not durable yet."""
         self.view = InterestView()
@@ -113,7 +114,7 @@ class Interest:
         items = [*self.registrations.items(), *self.clients.items()]
         self._planned = {entry_key(item): item for item in items}
         own = self.view.add(self._me)
-        own.version = EntryVersion(self._state.incarnation, self._state.ts, items_digest(items))
+        own.version = self._stored = EntryVersion(self._state.incarnation, self._state.ts, items_digest(items))
         own.items = dict(self._planned)
 
     def start(self, now_ms: int) -> None:
@@ -134,7 +135,7 @@ class Interest:
         return self._state.ts
 
     def activate(self, now_ms: int) -> None:
-        """Somebody wants something: from now on neighbours are watched."""
+        """Watch neighbours from now on: some node wants something."""
         if self.is_active:
             return
         self.is_active = True
@@ -245,7 +246,7 @@ class Interest:
         before, joined, left = self._plan(keys)
         state_before = next(reversed(self.undurable.values())).state if self.undurable else self._durable_state
         if joined or left:
-            self._state = InterestState(self._context.incarnation, self._state.ts + 1, self._state.counter)
+            self._state = next_state(self._state, self._context.incarnation)
         token = self._context.next_token()
         rows, ids = self.registrations.rows, list(dict.fromkeys(change.id for change in journal))
         history = self.history.record(ids, rows, self._state, self._wall_ms(now_ms))
@@ -287,7 +288,7 @@ class Interest:
         return before, joined, left
 
     def _answer(self, request: int, epochs: tuple[int, ...]) -> None:
-        """Nothing changed; but what is there may not be durable yet."""
+        """Answer a request that changed nothing; what it found may not be durable yet."""
         if not request:
             return
         if self.undurable:
@@ -382,7 +383,8 @@ class Interest:
 
     def _heard_own(self, version: EntryVersion) -> None:
         own = self.view.entries.get(self._me)
-        mine = own.version if own is not None else EntryVersion(0, 0, 0)
+        is_of_now = version.incarnation == self._context.incarnation
+        mine = own.version if own is not None and is_of_now else self._stored
         if version > mine or (version[:2] == mine[:2] and version != mine):
             self._rolled_back(f"another node has this node's interest of version {version.incarnation}.{version.ts}")
 

@@ -37,7 +37,7 @@ from m4cast.overlay.profiles.condition import (
     columns_of,
     text_of,
 )
-from m4cast.overlay.profiles.profile import SQL, SQL_VERSION, Profile, parse, profile_of, read, told_text
+from m4cast.overlay.profiles.profile import SQL, SQL_VERSION, Profile, canonical_text, parse, profile_of, read
 from m4cast.overlay.protocol.effects import Registration, Wish
 from m4cast.overlay.protocol.wire.interest import MAILBOX_PREFIX, InterestItem, InterestKey
 
@@ -169,13 +169,20 @@ class Registrations:
             since_ms=since_ms,
             earliest=wish.earliest,
             under="",
+            from_ms=wish.from_ms,
+            positions=wish.positions,
         )
         self._put(wish.id, row)
         if wish.id.startswith(MAILBOX_PREFIX):
             return
         if profile is not None:
             self._conditions[wish.id] = profile.condition
-        self._place(wish.id)
+        if equal:  # many may want the same: they are not compared with everything
+            while self.rows[equal].under:
+                equal = self.rows[equal].under
+            self._put(wish.id, replace(row, under=equal))
+        else:
+            self._place(wish.id)
         if not wish.id.startswith(WIDE_PREFIX):
             self._fit(wish.topic, epoch, since_ms)
 
@@ -301,13 +308,13 @@ class Registrations:
         if not rows:
             return None
         first = min(rows, key=lambda row: (row.since_ms, row.epoch))
-        text = told_text(first.canonical) if all(row.canonical == first.canonical for row in rows) else ""
+        text = canonical_text(first.canonical) if all(row.canonical == first.canonical for row in rows) else ""
         return InterestItem(
             topic_hash=key.topic_hash,
             profile_hash=key.profile_hash,
             epoch=max(row.epoch for row in rows),
             since_ms=first.since_ms,
-            earliest=any(row.earliest for row in rows),
+            earliest=any(row.reaches_back for row in rows),
             language=SQL if text else "",
             version=SQL_VERSION if text else 0,
             text=text,
@@ -323,7 +330,12 @@ def _canonical(wish: Wish) -> str:
 
 
 def _is_granted(wish: Wish, row: Registration) -> bool:
-    return (row.topic, row.canonical, row.earliest) == (wish.topic, _canonical(wish), wish.earliest)
+    begin = (row.earliest, row.from_ms, row.positions)
+    return (row.topic, row.canonical) == (wish.topic, _canonical(wish)) and begin == (
+        wish.earliest,
+        wish.from_ms,
+        wish.positions,
+    )
 
 
 def _on_column(condition: Condition, column: tuple[str, ...]) -> Condition | None:

@@ -27,6 +27,15 @@ class Undurable:
     """Requests that changed nothing, and are answered when this is durable."""
 
 
+LIFE_SHIFT = 32
+
+
+def next_state(state: InterestState, incarnation: int) -> InterestState:
+    """The state of the next version. No version of another life has its number, not even of one that an older copy of
+    the store knows nothing of."""
+    return InterestState(incarnation, max(state.ts + 1, (incarnation - 1) << LIFE_SHIFT), state.counter)
+
+
 def recovered_state(recovered: Recovered) -> InterestState:
     """The state as it was stored. A new identity, after a rollback, has smaller incarnations than the former one: its
     first entry has what the store has, under its own incarnation."""

@@ -96,32 +96,18 @@ class Joining:
     def on_port_connection(self, call: Call, _: PortConnectionCall, now_ms: int) -> None:
         """Routine 20."""
         assert call.peer is not None
-        links, peer = self._links, call.peer.node_id
-        accepted = (
-            links.forget_stale(call, now_ms)
-            and not links.leaving
-            and links.state is not State.SEEKING
-            and peer not in self._table.proposing
-            and links.gives_way(peer)
-            and self._table.has_room_for(peer)
-        )
+        is_eligible = self._links.is_eligible(call, now_ms, State.PARTIAL, State.FULL)
+        accepted = is_eligible and self._table.has_room_for(call.peer.node_id)
         self._out.append(Send(call.conn, PortConnectionResp(accepted)))
         if accepted:
-            links.add(call, now_ms)
+            self._links.add(call, now_ms)
         else:
             self._calls.close(call.conn)
 
     def on_answer(self, call: Call, answer: PortConnectionResp, now_ms: int) -> None:
         """The answer to a proposal of this node to be neighbours."""
-        assert call.peer is not None
-        if not isinstance(call.purpose, Court) or self._table.courting.get(call.peer.node_id) != call.conn:
-            self._calls.close(call.conn)
+        if not self._links.is_won(call, Court, answer.accepted, now_ms):
             return
-        if not answer.accepted or self._links.leaving:
-            self._links.court_over(call, now_ms)
-            self._calls.close(call.conn)
-            return
-        del self._table.courting[call.peer.node_id]
         if self._table.holes() > 0:
             self._links.add(call, now_ms)
         else:  # a merge took the hole that was promised

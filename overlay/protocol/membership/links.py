@@ -142,8 +142,8 @@ class Links:
             self._emit(Isolated())
 
     def flush(self) -> bool:
-        """At the end of each input: send a changed list of neighbours once, however many changes made it. True when
-        it had changed."""
+        """Called at the end of each input: send a changed list of neighbours once, however many changes made it. True
+        when it had changed."""
         if not self.list_changed:
             return False
         self.list_changed = False
@@ -180,6 +180,31 @@ class Links:
                 del self.table.courting[node_id]
                 self.search_soon(now_ms)
                 return
+
+    def is_won(self, call: Call, kind: type[object], accepted: bool, now_ms: int) -> bool:
+        """True if this answer makes the peer a neighbour: it accepts a proposal of this kind, which this node still
+        makes. Otherwise the call is over. The hole that was promised for the peer is free in either case."""
+        assert call.peer is not None
+        peer = call.peer.node_id
+        if isinstance(call.purpose, kind) and self.table.courting.get(peer) == call.conn:
+            if accepted and not self.leaving:
+                del self.table.courting[peer]
+                return True
+            self.court_over(call, now_ms)
+        self._calls.close(call.conn)
+        return False
+
+    def is_eligible(self, call: Call, now_ms: int, *states: State) -> bool:
+        """True if a caller that asks to be a neighbour may be one, if there is room, while this node is in one of these
+        states."""
+        assert call.peer is not None
+        return (
+            self.forget_stale(call, now_ms)
+            and self.state in states
+            and not self.leaving
+            and call.peer.node_id not in self.table.proposing
+            and self.gives_way(call.peer.node_id)
+        )
 
     def gives_way(self, peer: NodeId) -> bool:
         """Two nodes ask each other at the same time: the question of the smaller id stands. True when this node's is

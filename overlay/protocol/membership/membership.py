@@ -113,7 +113,7 @@ class Membership:
             self.links.send_all(DiameterEstimateStmt(hops), but=sender)
 
     def flush(self) -> None:
-        """At the end of each input."""
+        """Called at the end of each input."""
         if self.links.flush() and self.table.complete():
             self.diameter.estimate = 1
 

@@ -88,15 +88,8 @@ class Merging:
         return bool(free) and self._swaps.ask(call, self._random.choice(free), (), merge.taken, now_ms)
 
     def on_answer(self, call: Call, answer: MergeResp, now_ms: int) -> None:
-        assert call.peer is not None
-        if not isinstance(call.purpose, Merge) or self._table.courting.get(call.peer.node_id) != call.conn:
-            self._calls.close(call.conn)
+        if not self._links.is_won(call, Merge, answer.accepted, now_ms):
             return
-        if not answer.accepted or self._links.leaving:
-            self._links.court_over(call, now_ms)
-            self._calls.close(call.conn)
-            return
-        del self._table.courting[call.peer.node_id]
         if self._make_room(now_ms):
             self._links.add(call, now_ms)
         else:
@@ -116,19 +109,10 @@ class Merging:
     # ---- being asked
 
     def on_merge(self, call: Call, _: MergeCall, now_ms: int) -> None:
-        assert call.peer is not None
-        links, peer = self._links, call.peer.node_id
-        accepted = (
-            links.forget_stale(call, now_ms)
-            and links.state is State.FULL
-            and not links.leaving
-            and peer not in self._table.proposing
-            and links.gives_way(peer)
-            and self._make_room(now_ms)
-        )
+        accepted = self._links.is_eligible(call, now_ms, State.FULL) and self._make_room(now_ms)
         self._out.append(Send(call.conn, MergeResp(accepted)))
         if accepted:
-            links.add(call, now_ms)
+            self._links.add(call, now_ms)
         else:
             self._calls.close(call.conn)
 

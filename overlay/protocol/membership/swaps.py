@@ -105,15 +105,8 @@ class Swaps:
     # ---- being asked
 
     def on_swap(self, call: Call, swap: SwapCall, now_ms: int) -> None:
-        assert call.peer is not None
-        links, peer = self._links, call.peer.node_id
-        willing = (
-            links.forget_stale(call, now_ms)
-            and links.state is State.FULL
-            and not links.leaving
-            and peer not in self._table.proposing
-            and links.gives_way(peer)
-        )
+        links = self._links
+        willing = links.is_eligible(call, now_ms, State.FULL)
         spare = self._spare(swap) if willing and self._table.holes() == 0 else None
         if not willing or (spare is None and self._table.holes() == 0):
             self._out.append(Send(call.conn, SwapResp(False, (), ())))

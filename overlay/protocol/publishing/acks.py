@@ -7,39 +7,21 @@ counts for that after its link is gone, unless the node itself is gone: the rows
 to leave counts neighbours alone: it is not known whether others are still alive, or still keep the rows. Rows that this
 node published under a former identity are acknowledged by the neighbours that are asked for them.
 
-The window is the bytes that the slowest neighbour has not acknowledged yet. While it is full, publishes wait. A
-neighbour that makes no progress for `PATIENCE_MS` while it fills the window leaves it and catches up by pulling; it
-rejoins the window when it has caught up.
+The window (`window.py`) is over the neighbours: while one of them has too much to acknowledge, publishes wait.
 """
 
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.effects import Output, Published, Range
+from m4cast.overlay.protocol.publishing.window import Lag, Window
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.messages import AckEntry, HeldEntry
 from m4cast.overlay.value import value
 
-PATIENCE_MS = 2_000
-"""The time for which a full window waits for a neighbour that makes no progress; guess. Raising it lets one slow
-neighbour slow the publisher for longer."""
-
 REMEMBERED_MAX = 64
 """Former neighbours whose acknowledgements are remembered; guess. Raising it costs memory per neighbour and topic."""
 NOTHING = (1, 1)
-
-
-@dataclass(slots=True)
-class Lag:
-    """The batches that one neighbour has not acknowledged: (topic, next sequence, bytes) in the order of publishing."""
-
-    unacked: deque[tuple[str, int, int]] = field(default_factory=deque)
-    bytes: int = 0
-    moved_at_ms: int = 0
-    owed: dict[str, int] = field(default_factory=dict)
-    """Not empty: out of the window until it has these (topic -> next sequence) on disk."""
 
 
 @value
@@ -54,38 +36,38 @@ class Acks:
         """`topics`: those of the node's own streams in its store."""
         self._me = me
         self._topics = dict.fromkeys(topics)
-        self._window_bytes = window_bytes
+        self.window = Window(window_bytes)
+        """Over the neighbours of this node."""
         self._out = out
         self._stored: dict[NodeId, dict[str, tuple[int, int]]] = {}  # topic -> held from, durable next
         self._former: dict[NodeId, dict[StreamId, tuple[int, int]]] = {}  # the same of former streams, by neighbours
-        self._lags: dict[NodeId, Lag] = {}
         self._waiting: list[_Waiting] = []
 
     def neighbour_up(self, node_id: NodeId, now_ms: int) -> None:
-        self._lags[node_id] = Lag(moved_at_ms=now_ms)
+        self.window.lags[node_id] = Lag(moved_at_ms=now_ms)
         self._stored.pop(node_id, None)  # it acknowledges what it has when it is linked
 
     def neighbour_down(self, node_id: NodeId, *, is_gone: bool) -> None:
         """`is_gone`: from the channel, not from this node alone."""
-        self._lags.pop(node_id, None)
+        self.window.lags.pop(node_id, None)
         self._former.pop(node_id, None)
         stored = self._stored.pop(node_id, None)
         if stored is None or is_gone:
             return
         self._stored[node_id] = stored  # after those that went earlier
-        former = [each for each in self._stored if each not in self._lags]
+        former = [each for each in self._stored if each not in self.window.lags]
         if len(former) > REMEMBERED_MAX:
             del self._stored[former[0]]
 
     def gone(self, node_id: NodeId) -> None:
         """The node left or failed, by others' report. If it is a neighbour, its link is the better witness."""
-        if node_id not in self._lags:
+        if node_id not in self.window.lags:
             self._stored.pop(node_id, None)
 
     def published(self, batch: Batch, now_ms: int) -> None:
         """An own batch is durable here and leaves now."""
         self._topics[batch.stream.topic] = None
-        for lag in self._lags.values():
+        for lag in self.window.lags.values():
             if lag.owed:
                 lag.owed[batch.stream.topic] = batch.next_sequence
                 continue
@@ -99,7 +81,7 @@ class Acks:
         for topic, held_from, durable_next in entries:
             if topic in self._topics:
                 stored[topic] = (held_from, durable_next)
-        lag = self._lags.get(node_id)
+        lag = self.window.lags.get(node_id)
         if lag is not None:
             while lag.unacked and stored.get(lag.unacked[0][0], NOTHING)[1] >= lag.unacked[0][1]:
                 lag.bytes -= lag.unacked.popleft()[2]
@@ -145,7 +127,7 @@ class Acks:
 
     def held(self, node_id: NodeId, entries: tuple[HeldEntry, ...]) -> None:
         """A neighbour answered what it has of former streams."""
-        if node_id in self._lags and self.former_origins():
+        if node_id in self.window.lags and self.former_origins():
             former = self._former.setdefault(node_id, {})
             for entry in entries:
                 if entry.origin != self._me:
@@ -159,22 +141,7 @@ class Acks:
 
     def count_neighbours(self, ranges: tuple[Range, ...]) -> int:
         """Neighbours that have all of these ranges on disk."""
-        return sum(_covers_all(self._stored.get(node_id, {}), ranges) for node_id in self._lags)
-
-    def has_room(self, now_ms: int) -> bool:
-        """True if another publish may start now."""
-        for lag in self._lags.values():
-            if lag.bytes >= self._window_bytes:
-                if now_ms - lag.moved_at_ms <= PATIENCE_MS:
-                    return False
-                lag.owed = {topic: next_sequence for topic, next_sequence, _ in lag.unacked}
-                lag.unacked.clear()
-                lag.bytes = 0
-        return True
-
-    def window_bytes(self) -> int:
-        """Bytes that the slowest neighbour has not acknowledged."""
-        return max((lag.bytes for lag in self._lags.values()), default=0)
+        return sum(_covers_all(self._stored.get(node_id, {}), ranges) for node_id in self.window.lags)
 
     def waiting(self) -> list[tuple[int, Range]]:
         """Each range of each request that waits for its acks."""

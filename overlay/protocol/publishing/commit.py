@@ -26,7 +26,7 @@ Cost: per batch one seal and a few dictionary updates (30 us in a commit of 50, 
 core); payloads are passed on, never copied. A failure costs a copy of the ledger.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from m4cast.overlay.ids import StreamId
@@ -161,10 +161,14 @@ class CommitMachine:
                 return []
         return [done]
 
+    def staged(self, stage_ids: Iterable[str]) -> Iterator[Staged]:
+        """The payloads of those ids that are staged."""
+        known = (self._view.staged.get(stage_id) for stage_id in stage_ids)
+        return (staged for staged in known if staged is not None)
+
     def staged_topics(self, stage_ids: Iterable[str]) -> tuple[str, ...]:
         """The topics of those ids that are staged, each once."""
-        known = (self._view.staged.get(stage_id) for stage_id in stage_ids)
-        return tuple(dict.fromkeys(staged.topic for staged in known if staged is not None))
+        return tuple(dict.fromkeys(staged.topic for staged in self.staged(stage_ids)))
 
     def position(self, key: str) -> PublisherState | None:
         """The durable position of a key. Asking for it counts as using it."""
@@ -271,7 +275,7 @@ class CommitMachine:
         return [self._write(Append(self._next_token(), writes))], not step.is_last
 
     def up_ms(self, now_ms: int) -> int:
-        """For how long nodes have run on this store; keys expire by it."""
+        """The time for which nodes have run on this store; keys expire by it."""
         return self._expiry.up_ms(now_ms)
 
     # ---- the store's word

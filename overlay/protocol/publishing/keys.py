@@ -90,7 +90,8 @@ class Keys:
     def excess(
         self, moves: tuple[KeyMove, ...], topics: list[str], client: str, *, bytes_max: int, client_bytes_max: int
     ) -> str | None:
-        """Why a commit of this client with these moves and topics would make keys take too much; None if it does not.
+        """The reason why a commit of this client with these moves and topics would make keys take too much; None if it
+        does not.
 
         Keys that exist may take a quarter more than new ones, so that they are not stopped by these.
         """
@@ -144,7 +145,7 @@ class Sweep:
 
 
 class Expiry:
-    """Which of the durable keys were not used for too long, by the up time of the nodes that ran on this store."""
+    """The durable keys that were not used for too long, by the up time of the nodes that ran on this store."""
 
     def __init__(self, keys: Keys, up_ms: int, expire_ms: int, step: int) -> None:
         last_use_ms = max((state.used_ms for state in keys.states.values() if state is not None), default=0)
@@ -161,7 +162,7 @@ class Expiry:
         """Those that were asked for before it began."""
 
     def up_ms(self, now_ms: int) -> int:
-        """For how long nodes have run on this store, as far as it was written down.
+        """The time for which nodes have run on this store, as far as it was saved.
 
         By it keys expire, not by a clock: that may be set forward, and a node that was away has seen nobody use them.
         It is looked at every hour, so a clock that is further than `UP_STEP_MS_MAX` from where it was has jumped, or
@@ -175,7 +176,7 @@ class Expiry:
         return self._up_ms
 
     def use(self, keys: Iterable[str]) -> None:
-        """Somebody asked for these keys, which exist."""
+        """Note a use of these keys, which exist: a client asked for them."""
         self._asked_for.update(dict.fromkeys(keys))
 
     def forget(self, key: str) -> None:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import assert_never
 
+from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import (
     Abort,
@@ -21,6 +22,7 @@ from m4cast.overlay.protocol.effects import (
     Refused,
     RemoveKey,
     Stage,
+    Staged,
 )
 from m4cast.overlay.protocol.holdings import Holdings, Stream
 from m4cast.overlay.protocol.neighbours import Neighbour
@@ -129,7 +131,7 @@ class Publishing:
     def run_queue(self, now_ms: int) -> None:
         """Start what waits, as far as the window has room."""
         while self.queue:
-            if not self.acks.has_room(now_ms) or (self.commits.spreads and not self._has_far_room(now_ms)):
+            if not self.acks.window.has_room(now_ms) or (self.commits.spreads and not self._has_far_room(now_ms)):
                 self._timers.set_sooner(WindowDue(), now_ms + WINDOW_LOOK_MS)
                 return
             request = self.queue.popleft()
@@ -140,14 +142,24 @@ class Publishing:
                 self._perform(self.commits.commit(request, clock_ms), now_ms)
 
     def topics_of(self, request: Publish | Commit) -> Iterable[str]:
-        if isinstance(request, Publish):
-            return (staged.topic for staged in request.payloads)
-        return self.commits.staged_topics(request.stage_ids)
+        return (staged.topic for staged in self.payloads_of(request))
+
+    def payloads_of(self, request: Publish | Commit) -> Iterable[Staged]:
+        return request.payloads if isinstance(request, Publish) else self.commits.staged(request.stage_ids)
 
     def _has_far_room(self, now_ms: int) -> bool:
         """True if the first waiting request need not wait for destinations of selective topics."""
         is_selective = any(topic in self.commits.spreads for topic in self.topics_of(self.queue[0]))
-        return not is_selective or self.far.has_room(now_ms)
+        return not is_selective or self.far.window.has_room(now_ms)
+
+    def broadcast(self, topic: str) -> dict[StreamId, int]:
+        """The streams of a topic that went to every node, as far as they are here, with the next sequence of each."""
+        streams = (stream for stream in self._holdings.streams.values() if stream.id.topic == topic)
+        return {stream.id: stream.durable_next for stream in streams if stream.durable_next > 1}
+
+    def has_begun(self, topic: str) -> bool:
+        """True if this node has numbered rows of a topic that go to every node."""
+        return self.commits.has_stream(StreamId(self._me, topic)) and topic not in self.commits.spreads
 
     def why_full(self) -> tuple[str, str] | None:
         """Code and detail of the refusal that whatever fills the store meets now; None when there is room."""
@@ -249,7 +261,7 @@ class Publishing:
         return self.copies() != 0 and self.is_idle()
 
     def is_idle(self) -> bool:
-        """Nobody waits for an answer."""
+        """True if no client waits for an answer."""
         return not self.acks.waiting() and not self.queue
 
     def copies(self) -> int | None:

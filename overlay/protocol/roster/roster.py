@@ -88,6 +88,8 @@ class Roster:
         self._passed_on: dict[NodeId, tuple[int, int]] = {}  # last beacons of nodes that there is no room for
         self.changes = 0
         """Counts what changes the picture of the graph."""
+        self.latest_own = (0, 0)
+        """The latest beacon of this node that others are known to have heard: (incarnation, counter)."""
         for entry in recovered.roster:
             if entry.node_id != self.own.node_id and self._make_room():
                 self._put(RosterMember(entry, 0, is_remembered=True, first_incarnation=entry.incarnation))
@@ -166,7 +168,7 @@ class Roster:
             yield member.entry
 
     def entries(self) -> tuple[RosterEntry, ...]:
-        """For a newcomer: this node and others, as many as a message takes."""
+        """The roster for a newcomer: this node and others, as many as a message takes."""
         present = (member.entry for member in self._members.values() if not member.entry.leaving)
         return (self.own, *islice(present, ENTRIES_PER_MESSAGE - 1))
 
@@ -267,6 +269,7 @@ class Roster:
         """Take a node's beacon; True when it is news. A second-hand one (from a portal's roster) is not passed on, and
         the node counts as just heard, so that it does not count as silent before it had time to send a beacon."""
         if entry.node_id == self.own.node_id:
+            self.heard_own(entry.incarnation, entry.counter)
             return False
         member = self._members.get(entry.node_id)
         if member is not None and (entry.incarnation, entry.counter) <= (
@@ -290,6 +293,10 @@ class Roster:
             self._out.append(RosterChanged(entry))
         return not second_hand
 
+    def heard_own(self, incarnation: int, counter: int) -> None:
+        """Another node has heard this beacon of this one."""
+        self.latest_own = max(self.latest_own, (incarnation, counter))
+
     def _is_to_pass_on(self, entry: RosterEntry) -> bool:
         """Other nodes may have room for it; but each beacon is passed on once, else it would circulate for ever."""
         word = (entry.incarnation, entry.counter)
@@ -312,8 +319,8 @@ class Roster:
         return True
 
     def absentees(self, now_ms: int) -> tuple[RosterEntry, ...]:
-        """For a new neighbour: nodes that may come back, were heard of not long ago (or before this node started), and
-        are not heard now."""
+        """The entries for a new neighbour: nodes that may return, were heard of not long ago (or before this node
+        started), and are not heard now."""
         absent = (
             member.entry
             for member in self._members.values()

@@ -33,7 +33,7 @@ class RouteTree(NamedTuple):
     """The predecessor of every node but the root on its path."""
 
     def children(self) -> dict[NodeId, list[NodeId]]:
-        """For every node those that it passes a broadcast on to, in order of their ids."""
+        """The nodes that each node passes a broadcast on to, in order of their ids."""
         found: dict[NodeId, list[NodeId]] = {node_id: [] for node_id in self.hops}
         for node_id in sorted(self.parent):
             found[self.parent[node_id]].append(node_id)
@@ -44,7 +44,7 @@ class RouteTree(NamedTuple):
         return max(self.hops.values(), default=0)
 
     def path(self, to: NodeId) -> list[NodeId]:
-        """From the root to this node, both included; empty if it cannot be reached."""
+        """The path from the root to this node, both included; empty if it cannot be reached."""
         if to not in self.hops:
             return []
         path = [to]

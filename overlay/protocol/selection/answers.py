@@ -25,7 +25,7 @@ class _Waiting:
     """Without their payloads."""
     flooded: tuple[Range, ...]
     unread: dict[StreamId, Range] = field(default_factory=dict)
-    """For a repeated commit: the rows whose batches are not known yet."""
+    """The rows of a repeated commit whose batches are not known yet."""
 
 
 class SelectiveAnswers:

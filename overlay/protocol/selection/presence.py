@@ -4,6 +4,8 @@ A node is present until it leaves or others report that it failed, or until its 
 most nodes of the other part go without a word.
 """
 
+from collections.abc import Iterable
+
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.interest.view import ABSENT_KEPT_MS, InterestView
 from m4cast.overlay.protocol.roster.roster import Roster
@@ -19,6 +21,8 @@ class Presence:
         self._view = view
         self._silent: dict[NodeId, None] = {}
         """Nodes whose beacons are missed, although nobody reported that they failed."""
+        self._lives: dict[NodeId, int] = {}
+        """The nodes that selective topics know to be there, with their incarnations."""
         self._unheard: dict[NodeId, int] = {}
         """Origins and keepers that no beacon has told of, and since when they have been awaited."""
 
@@ -31,14 +35,25 @@ class Presence:
         others = (entry for entry in self._roster.members() if entry is not self._roster.own)
         return {each.node_id: each.incarnation for each in others if self._roster.is_present(each.node_id, now_ms)}
 
-    def heard(self, node_id: NodeId) -> None:
+    def heard(self, node_id: NodeId) -> tuple[bool, bool]:
+        """A beacon has arrived. Returns whether the node is there again, and whether it has restarted unnoticed."""
         self._silent.pop(node_id, None)
+        entry = self._roster.get(node_id)
+        if entry is None or not self._roster.is_able(node_id, ROUTED_VERSION):
+            return False, False
+        before, self._lives[node_id] = self._lives.get(node_id), entry.incarnation
+        return before is None, before not in (None, entry.incarnation)
 
-    def sweep(self, now_ms: int) -> list[NodeId]:
-        """The nodes that went without a word since this was asked last."""
+    def departed(self, node_id: NodeId) -> None:
+        self._lives.pop(node_id, None)
+
+    def sweep(self, now_ms: int, wanting: Iterable[NodeId] = ()) -> list[NodeId]:
+        """The nodes that went without a word since this was asked last. Of some of those that want something no beacon
+        has ever come here: their entries are not used any longer."""
         silent = [each for each in self.nodes() if self._roster.absent_for(each, now_ms, now_ms) > 0]
         self._silent.update(dict.fromkeys(silent))
-        return silent
+        used = dict.fromkeys(entry.node_id for entry in self._view.used())
+        return [*silent, *(each for each in wanting if each not in used and each not in silent)]
 
     def _unasked(self, now_ms: int) -> list[RosterEntry]:
         able = dict.fromkeys(self.nodes())

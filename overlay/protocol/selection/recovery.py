@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.profiles.profile import SQL, SQL_VERSION, told_text
+from m4cast.overlay.profiles.profile import SQL, SQL_VERSION, canonical_text
 from m4cast.overlay.protocol.effects import (
     BeginRecord,
     MarksRecord,
@@ -21,9 +21,11 @@ from m4cast.overlay.protocol.wire.selective import ProfileText
 
 def want_of(name: str, row: Registration) -> Want:
     origin = kept_origin(row.canonical) if row.topic == KEEPS_TOPIC else None
-    text = told_text(row.canonical)
+    text = canonical_text(row.canonical)
     profile = ProfileText(SQL, SQL_VERSION, text) if text and origin is None else None
-    return Want(name, row.topic, profile, row.since_ms, row.earliest, origin)
+    return Want(
+        name, row.topic, profile, row.since_ms, row.earliest, origin, from_ms=row.from_ms, positions=row.positions
+    )
 
 
 def selective_part(recovered: Recovered, version: int) -> SelectiveRecovered:

@@ -53,7 +53,7 @@ from m4cast.overlay.protocol.publishing.publishing import Publishing
 from m4cast.overlay.protocol.roster.roster import Roster
 from m4cast.overlay.protocol.routes.routing import Routing
 from m4cast.overlay.protocol.selection.answers import SelectiveAnswers
-from m4cast.overlay.protocol.selection.coverage import CoverageReports
+from m4cast.overlay.protocol.selection.coverage import CoverageReports, Fits
 from m4cast.overlay.protocol.selection.descriptors import (
     TOPICS_TOPIC,
     descriptor_id,
@@ -122,8 +122,6 @@ class Selection:
         self.routing.saw_batch = roster.saw_batch
         self.descriptors: dict[str, TopicDescriptor] = dict(recovered.of(DescriptorRecord))
         self.answers = SelectiveAnswers(self.selective.is_acked, publishing.acks.count, context.next_token, context.out)
-        self._there: dict[NodeId, None] = {}
-        """Nodes that the machine knows to be present."""
         self.confirmations = Confirmations(
             context,
             self.interest.view,
@@ -188,24 +186,25 @@ class Selection:
     def departed(self, node_id: NodeId, now_ms: int) -> None:
         self.interest.departed(node_id, now_ms)
         if self.interest.is_active:
-            self._there.pop(node_id, None)
+            self._presence.departed(node_id)
             self._publishing.far.gone(node_id)
             self.selective.departed(node_id, now_ms)
             self._perform(now_ms)
 
     def heard(self, node_id: NodeId, now_ms: int) -> None:
         """A beacon of the node has arrived, and somebody wants something."""
-        self._presence.heard(node_id)
+        is_there_again, has_restarted = self._presence.heard(node_id)
         if node_id in self.interest.view.gone:
             self.interest.returned(node_id, now_ms)
-        if node_id not in self._there and self._roster.is_able(node_id, ROUTED_VERSION):
-            self._there[node_id] = None
+        if is_there_again:
             self.selective.returned(node_id, now_ms)
             self._perform(now_ms)
+        elif has_restarted:
+            self.selective.speaking.restarted(node_id, now_ms)
 
     def sweep(self, now_ms: int) -> None:
         """Look for nodes that went without a word."""
-        for node_id in self._presence.sweep(now_ms):
+        for node_id in self._presence.sweep(now_ms, self.selective.demand.versions):
             self.departed(node_id, now_ms)
 
     def link_down(self, neighbour: Neighbour) -> None:
@@ -259,6 +258,7 @@ class Selection:
                 self._learn(made)
         if change.present:
             self.selective.interest_changed(change.node_id, change.ts, items, change.left, now_ms)
+            self._publishing.far.wants(change.node_id, self.selective.speaking.acked_by(change.node_id))
             self._perform(now_ms)
             self.confirmations.applied(change.node_id, now_ms)
 
@@ -274,7 +274,9 @@ class Selection:
     # ---- topics
 
     def create_topic(self, asked: CreateTopic, now_ms: int) -> None:
-        if (refusal := self._why_no_topic(asked.topic, now_ms)) is not None:
+        # A gatekeeper (request 0) makes topics of which selective streams come from other channels, in any case.
+        is_new = asked.request > 0 and asked.topic not in self.descriptors
+        if (refusal := self._why_no_topic(asked.topic, now_ms, is_new=is_new)) is not None:
             self._context.out.append(Refused(asked.request, *refusal))
             return
         known = self.descriptors.get(asked.topic)
@@ -286,11 +288,9 @@ class Selection:
         self._learn(made)
         self._announce(made, now_ms, asked.request)
 
-    def _why_no_topic(self, topic: str, now_ms: int) -> tuple[str, str] | None:
-        stream = StreamId(self._me, topic)
-        commits = self._publishing.commits
-        if commits.has_stream(stream) and topic not in commits.spreads:
-            detail = f"topic {topic!r} has rows of this node that went to every node: a stream keeps its spread"
+    def _why_no_topic(self, topic: str, now_ms: int, *, is_new: bool) -> tuple[str, str] | None:
+        if self._publishing.has_begun(topic) or (is_new and self._publishing.broadcast(topic)):
+            detail = f"topic {topic!r} has rows that went to every node: a stream keeps its spread"
             return "wrong-spread", f"{detail}; choose another name"
         if not self.interest.is_active:
             self.interest.activate(now_ms)
@@ -309,7 +309,7 @@ class Selection:
             self._context.out.append(TopicSpread(made.topic, made.route_by))
 
     def _use(self, made: TopicDescriptor) -> None:
-        """From now on, own streams of the topic that begin are selective, and nodes of older versions are refused."""
+        """Make own streams of the topic that begin from now on selective, and refuse nodes of older versions."""
         self._context.calls.require(ROUTED_VERSION)
         commits = self._publishing.commits
         if made.topic not in commits.spreads and not commits.has_stream(StreamId(self._me, made.topic)):
@@ -324,7 +324,8 @@ class Selection:
     def why_no_publish(self, request: Publish | Commit, now_ms: int) -> tuple[str, str] | None:
         """Code and detail of the refusal of a publish on a selective topic; None: it is taken."""
         spreads = self._publishing.commits.spreads
-        if not any(topic in spreads for topic in self._publishing.topics_of(request)):
+        payloads = [each for each in self._publishing.payloads_of(request) if each.topic in spreads] if spreads else ()
+        if not payloads:
             return None
         keeping = self.selective.keeping
         if not self._context.table.neighbours and not self._roster.able(ROUTED_VERSION):
@@ -336,6 +337,11 @@ class Selection:
             if known > request.acks:
                 return "not-ready", f"{why}, or repeat the request when others are back"
             return "too-few-nodes", why
+        for staged in payloads if request.acks else ():
+            made = self.descriptors.get(staged.topic)
+            why = self.selective.why_too_few_takers(request.acks, staged, made.keepers if made is not None else 0)
+            if why is not None:  # of those who are absent, some may want it
+                return "not-ready" if self.interest.view.gone else "too-few-nodes", why
         return None
 
     def _published(self, batch: Batch, now_ms: int) -> None:
@@ -368,7 +374,7 @@ class Selection:
         self._perform(now_ms)
 
     def is_handed_over(self, keepers: int) -> bool:
-        """Nobody waits for an answer, and own streams are whole at so many keepers, or at all who want them."""
+        """True if no client waits for an answer, and own streams are whole at so many keepers, or at all takers."""
         return not self.answers.waiting and not self._unsent and self.selective.is_handed_over(keepers)
 
     # ---- the store
@@ -430,8 +436,8 @@ class Selection:
     def begins(self, registration: str) -> dict[StreamId, int]:
         return self.reports.begins(registration)
 
-    def covering(self, topic: str, profile: Profile | None, *, earliest: bool, but: Container[str] = ()) -> str | None:
-        return self.reports.covering(topic, profile, earliest=earliest, but=but)
+    def covering(self, topic: str, profile: Profile | None, fits: Fits, but: Container[str] = ()) -> str | None:
+        return self.reports.covering(topic, profile, fits, but)
 
     def is_settled(self, registration: str) -> bool:
         return self.reports.is_settled(registration)

@@ -88,7 +88,8 @@ class Across:
                 pass
 
     def _pass_on(self, batch: Batch) -> None:
-        """To those here who want it, without a statement: whatever lies before it they ask for."""
+        """Send a batch to the nodes of this channel that want it, without a statement: they ask for whatever lies
+        before it."""
         takers = [node_id for node_id in self.demand.takers(batch) if node_id != self.me]
         route(self.out, self.me, [Destination(each, batch.first_sequence, 0) for each in takers], batch)
 

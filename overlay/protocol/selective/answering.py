@@ -126,7 +126,8 @@ class Answering:
                 return
         if len(self._reads) + len(self._finds) < READS_MAX:
             token = self._next_token()
-            self._finds[token] = (sender, call, self._speaking.known(stream_id, sender, end))
+            latest = self._speaking.known(stream_id, sender, end, by_the_present_run=call.are_named)
+            self._finds[token] = (sender, call, latest)
             times = tuple(max(time_ms - self._settings.clock_skew_ms, 0) for time_ms in call.times_ms)
             self._out.append(FindTimes(token, stream_id, times))
 

@@ -10,23 +10,19 @@ Cost: per batch, `may_match` for each profile of its topic until one matches (ab
 """
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 
 from xxhash import xxh3_64_intdigest
 
-from m4cast.overlay.errors import M4castError
-from m4cast.overlay.ids import NodeId
+from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.profiles import summary_bytes
-from m4cast.overlay.profiles.condition import ALWAYS, Always, Condition
-from m4cast.overlay.profiles.profile import read
+from m4cast.overlay.profiles.condition import Always, Condition
+from m4cast.overlay.profiles.profile import canonical_condition
 from m4cast.overlay.profiles.summary import Summary, may_match
+from m4cast.overlay.protocol.effects import Staged
 from m4cast.overlay.protocol.selective.contract import KEEPS_TOPIC, AnnouncedItem, ItemKey, kept_origin
 from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, Batch
 from m4cast.overlay.protocol.wire.interest import CLIENT_LANGUAGE, MAIL_HASH, MAIL_TO
 from m4cast.overlay.protocol.wire.selective import ProfileText
-
-CONDITIONS_MAX = 65_536
-"""Parsed conditions that are remembered."""
 
 
 def topic_hash(topic: str) -> int:
@@ -36,16 +32,8 @@ def topic_hash(topic: str) -> int:
 KEEPS_HASH = topic_hash(KEEPS_TOPIC)
 
 
-@lru_cache(maxsize=CONDITIONS_MAX)
 def condition_of(profile: ProfileText) -> Condition:
-    """Return the condition of a profile's text; one that matches every row if the text is empty or not understood
-    here."""
-    if not profile.text:
-        return ALWAYS
-    try:
-        return read(profile.text, profile.language, profile.version).condition
-    except M4castError:
-        return ALWAYS
+    return canonical_condition(profile.text, profile.language, profile.version)
 
 
 def is_known(profile: ProfileText) -> bool:
@@ -53,10 +41,10 @@ def is_known(profile: ProfileText) -> bool:
     return not profile.text or not isinstance(condition_of(profile), Always)
 
 
-def summary_of(batch: Batch) -> Summary | None:
-    found = [extension.value for extension in batch.extensions if extension.type == SUMMARY_EXTENSION]
+def summary_of(rows: Batch | Staged) -> Summary | None:
+    found = [extension.value for extension in rows.extensions if extension.type == SUMMARY_EXTENSION]
     summary = summary_bytes.decode(found[0]) if len(found) == 1 else None
-    return summary if summary is not None and summary.rows == batch.row_count else None
+    return summary if summary is not None and summary.rows == rows.row_count else None
 
 
 def matches(conditions: Iterable[Condition], summary: Summary | None) -> bool:
@@ -131,22 +119,26 @@ class Demand:
 
     def takers(self, batch: Batch) -> Iterator[NodeId]:
         """The nodes whose entries want the batch."""
-        keepers = self._keepers.get(batch.stream.origin, {})
+        return self.takers_of(batch.stream, batch)
+
+    def takers_of(self, stream: StreamId, rows: Batch | Staged) -> Iterator[NodeId]:
+        """The same for rows that are a batch of this stream, or will be."""
+        keepers = self._keepers.get(stream.origin, {})
         yield from keepers
-        hashed = topic_hash(batch.stream.topic)
+        hashed = topic_hash(stream.topic)
         nodes = self._by_topic.get(hashed, {})
-        mailed = self._mailed(batch) if hashed == MAIL_HASH else {}
+        mailed = self._mailed(rows) if hashed == MAIL_HASH else {}
         if not nodes and not mailed:
             return
-        summary = summary_of(batch)
+        summary = summary_of(rows)
         for node_id in {**nodes, **mailed}:
             profiles = nodes.get(node_id, {})
             if node_id not in keepers and (node_id in mailed or matches(map(condition_of, profiles.values()), summary)):
                 yield node_id
 
-    def _mailed(self, batch: Batch) -> dict[NodeId, None]:
+    def _mailed(self, rows: Batch | Staged) -> dict[NodeId, None]:
         """The nodes of the clients that a batch of mail is for; if that cannot be told, all that have clients."""
-        summary = summary_of(batch)
+        summary = summary_of(rows)
         column = None if summary is None else summary.columns.get((MAIL_TO,))
         if column is None or column.values is None:
             return {node_id: None for node_id, keys in self._clients.items() if keys}

@@ -73,7 +73,7 @@ class _Fetch:
     version: int = 0
     source: NodeId | None = None
     begins: tuple[StoredWant, ...] = ()
-    """Not empty: the call asks where these begin."""
+    """Registrations whose begin the call asks for; empty: it asks for rows."""
     attempts: int = 0
     wait_ms: int = 0
     awaited: tuple[SentBatch, ...] = ()
@@ -105,6 +105,8 @@ class Fetching:
         self._timers = timers
         self._out = out
         self._fetches: dict[StreamId, _Fetch] = {}
+        self._read_here: dict[int, SelectedStream] = {}
+        """Reads of what is here of a range that nobody hands over, by token."""
         self._given_up: dict[int, GivenUp] = {}
         """The ranges to be given up, by the token of the read of the rows that are here."""
         self.last_call = 0
@@ -150,6 +152,8 @@ class Fetching:
                 self._begin_anyhow(stream, lacking, now_ms)
             elif hole is not None and not sources and self.has_view():
                 self._give_up(stream, fetch, hole, now_ms)
+            if hole is not None:
+                self._look_here(stream, hole)
             self._end_round(stream.id, fetch, now_ms)
             return
         self._ask(stream, fetch, sources[fetch.attempts], now_ms, hole, lacking)
@@ -160,7 +164,7 @@ class Fetching:
         return fetch is not None and fetch.call > 0 and not fetch.begins
 
     def look_anew(self, stream: SelectedStream, now_ms: int) -> None:
-        """Somebody to ask may have come: do not wait any longer."""
+        """Ask at once: there may be a new node to ask."""
         fetch = self._fetches.get(stream.id)
         if fetch is not None and not fetch.call:
             fetch.attempts, fetch.wait_ms = 0, 0
@@ -185,11 +189,13 @@ class Fetching:
         if fetch.attempts == 0:
             fetch.is_unheard, fetch.round_version = False, self._wants.version
         fetch.call, fetch.source, fetch.version = self.last_call, source, self._wants.version
-        fetch.begins = tuple(lacking[:TIMES_MAX])
+        are_named = bool(lacking) and lacking[0].want.from_ms is not None
+        alike = [stored for stored in lacking if (stored.want.from_ms is not None) is are_named]
+        fetch.begins = tuple(alike[:TIMES_MAX])
         fetch.awaited = ()
         if hole is None:
-            times = tuple(stored.want.since_ms for stored in fetch.begins)
-            call = BeginCall(fetch.call, *stream.id, times)
+            times = tuple(stored.want.begins_at_ms for stored in fetch.begins)
+            call = BeginCall(fetch.call, *stream.id, times, are_named)
             if source == self._me:
                 self.find_here(source, call)
             else:
@@ -214,7 +220,7 @@ class Fetching:
 
     def _profiles(self, stream_id: StreamId) -> tuple[ProfileText, ...]:
         """All that is wanted of the stream, whatever this hole lacks; none: every row."""
-        profiles = [stored.want.profile for stored in self._wants.of(stream_id)]
+        profiles = list(dict.fromkeys(stored.want.profile for stored in self._wants.of(stream_id)))
         named = tuple(profile for profile in profiles if profile is not None)
         return named if len(named) == len(profiles) <= PROFILES_MAX else ()
 
@@ -276,8 +282,9 @@ class Fetching:
         self.look(stream, now_ms)
 
     def _give_up(self, stream: SelectedStream, fetch: _Fetch, hole: Hole, now_ms: int) -> None:
-        """Nobody who was asked keeps the beginning of this hole. If one who had every row has removed it, it expired.
-        If everybody answered, and neither the origin nor who kept it can come back, all of it is lost."""
+        """Give up the beginning of this hole, which no node that was asked retains. If one that had every row has
+        removed it, it expired. If every node answered, and neither the origin nor a node that kept it can return, all
+        of it is lost."""
         expired, fetch.expired = fetch.expired, None
         if fetch.is_unheard:
             return
@@ -292,9 +299,24 @@ class Fetching:
         self._out.append(ReadSelected(token, stream.id, *lacking, self._settings.pull_bytes))
         fetch.attempts, fetch.wait_ms = 0, 0
 
+    def _look_here(self, stream: SelectedStream, hole: Hole) -> None:
+        """Nobody brought the rows of this hole: an older registration may have wanted the first of them."""
+        token = self.next_token()
+        self._read_here[token] = stream
+        self._out.append(ReadSelected(token, stream.id, *hole, self._settings.pull_bytes))
+
+    def _found_here(self, stream: SelectedStream, read: SelectedRead, now_ms: int) -> None:
+        hole = self._receiving.hole(stream)
+        if hole is not None and any(each.first_sequence <= hole.first < each.next_sequence for each in read.batches):
+            self._receiving.holds(stream, read.batches)
+            self.look_anew(stream, now_ms)
+
     def read(self, read: SelectedRead, now_ms: int) -> bool:
-        """Handle the read of what this node has itself in a range that is to be given up: an older registration may
-        have wanted it. False if the read was not for this."""
+        """Handle the read of what this node has itself in a range that nobody hands over, or that is to be given up: an
+        older registration may have wanted it. False if the read was not for this."""
+        if (here := self._read_here.pop(read.token, None)) is not None:
+            self._found_here(here, read, now_ms)
+            return True
         found = self._given_up.pop(read.token, None)
         if found is None:
             return False
@@ -307,10 +329,10 @@ class Fetching:
         return True
 
     def _begin_anyhow(self, stream: SelectedStream, lacking: list[StoredWant], now_ms: int) -> None:
-        """Nobody is left who can tell where these begin: with the first row, of which no more than what others have
-        arrives."""
+        """Begin these with the first row, since no node is left that can tell where they begin. No more arrives than
+        other nodes have."""
         if not self.is_awaited(stream.id.origin, now_ms) and not self.has_keeper(stream.id.origin):
-            self._plan_begins({BeginKey(stored.want.id, stream.id): 1 for stored in lacking})
+            self.plan_begins({BeginKey(stored.want.id, stream.id): 1 for stored in lacking})
 
     def on_begin_answer(self, sender: NodeId, resp: BeginResp, now_ms: int) -> None:
         answered = self._answered(sender, resp)
@@ -324,13 +346,13 @@ class Fetching:
                 if self._wants.durable.get(stored.want.id) == stored
             }
             if begins:
-                self._plan_begins(begins)
+                self.plan_begins(begins)
             fetch.attempts = 0
         else:
             fetch.attempts += 1
         self.look(stream, now_ms)
 
-    def _plan_begins(self, begins: dict[BeginKey, int]) -> None:
+    def plan_begins(self, begins: dict[BeginKey, int]) -> None:
         token = self.next_token()
         self._out.append(Append(token, self._wants.plan_begins(token, begins)))
 

@@ -84,7 +84,7 @@ class Keeping:
             self._timers.cancel(KeepDue())  # until somebody comes or goes
 
     def changed(self, now_ms: int) -> None:
-        """Somebody came or went, or keeps something now."""
+        """Called when a node came or went, or keeps something new."""
         if self.wanted or (self.has_view and self.why_not_ready(now_ms) is not None):
             self._timers.set_sooner(KeepDue(), now_ms + KEEP_MS)
 
@@ -102,7 +102,7 @@ class Keeping:
                 self._timers.set_sooner(KeepDue(), now_ms + KEEP_MS)
 
     def why_not_ready(self, now_ms: int) -> str | None:
-        """Why nothing may be numbered on selective topics; None when it may."""
+        """The reason why nothing may be numbered on selective topics; None when it may."""
         if self._is_ready:
             return None
         if not self.has_view:

@@ -51,7 +51,7 @@ class Marks:
 
     @property
     def end(self) -> int:
-        """Behind the last position of which anything is known."""
+        """The position after the last one of which anything is known."""
         return self._starts[-1]
 
     def at(self, position: int) -> int:

@@ -60,6 +60,9 @@ class Mending:
         self._next_token = next_token
         self._out = out
         self.damaged: dict[tuple[StreamId, int], _Damage] = {}
+        self.lost: dict[tuple[StreamId, int], None] = {}
+        """Batches that nobody had in time. Others pass over them, so that their acknowledgements do not speak of
+        these."""
         self.sources: Callable[[StreamId], list[NodeId]] = lambda stream_id: []
         """Whom to ask, the best first."""
         self.lose: Callable[[StreamId, int, int], None] = lambda stream_id, first, following: None
@@ -85,6 +88,7 @@ class Mending:
             wait_ms = self._settings.pull_timeout_ms
         elif now_ms - damage.found_ms >= MEND_MS:
             del self.damaged[stream_id, first]
+            self.lost[stream_id, first] = None
             self.lose(stream_id, first, damage.next)
             return
         else:

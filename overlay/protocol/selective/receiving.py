@@ -51,6 +51,8 @@ class SelectedStream:
     forked: bool = False
     lost: int = 1
     """The end of the last skip `lost`: what lies below it was never whole here."""
+    speaker: NodeId | None = None
+    """The node that sent the latest batch or statement of it."""
 
     @property
     def end(self) -> int:
@@ -101,7 +103,8 @@ class Receiving:
             return False
         if (stream.id, batch.first_sequence) in self._recent:
             return self._settle_again(stream, batch)
-        if stream.known_at == batch.first_sequence and self._forks(stream, batch.previous_checksum):
+        ends = ((batch.first_sequence, batch.previous_checksum), (batch.next_sequence, batch.checksum))
+        if any(position == stream.known_at and self._forks(stream, checksum) for position, checksum in ends):
             return False
         size = len(batch.payload)
         if self.undurable_bytes + size > self._undurable_bytes_max:
@@ -142,7 +145,7 @@ class Receiving:
         return True
 
     def expire(self, stream: SelectedStream, lacking: Hole, version: int, by: NodeId, reason: SkipReason) -> None:
-        """Nobody keeps these rows any longer."""
+        """Skip rows that no node retains any longer."""
         if stream.accepted.raise_to(*lacking, version):
             skip = Skip(stream.id, lacking.first, lacking.next - 1, reason, by)
             if reason is SkipReason.LOST:
@@ -238,7 +241,7 @@ class Receiving:
     # ---- coverage
 
     def coverage(self, want: str, stream_id: StreamId) -> int | None:
-        """Up to where every row that the registration wants is here, on the disk; None: its begin is not known yet."""
+        """The position below which all that a registration wants is on this disk; None: its begin is not known yet."""
         stored, stream = self._wants.durable.get(want), self.streams.get(stream_id)
         begin = self._wants.begin(stored, stream_id) if stored is not None else None
         if stored is None or stream is None or begin is None:
@@ -246,24 +249,20 @@ class Receiving:
         return stream.durable.first_below(begin, self._wants.join(stored, stream_id))
 
     def level(self, stream: SelectedStream) -> int | None:
-        """Up to where everything that is wanted here is on the disk; None while a begin is lacking."""
+        """The position below which everything that is wanted here is on the disk; None while a begin is lacking. It is
+        not beyond the stream's end, even if a registration begins there."""
         ends = []
-        for stored in self._wants.of(stream.id):
-            begin = self._wants.begin(stored, stream.id)
+        for begin, join, _ in self._wants.begun(stream.id):
             if begin is None:
                 return None
-            ends.append(stream.durable.first_below(begin, self._wants.join(stored, stream.id)))
-        return min(ends, default=None)
+            ends.append(stream.durable.first_below(begin, join))
+        return min(*ends, stream.end) if ends else None
 
     def hole(self, stream: SelectedStream) -> Hole | None:
         """The first range that some registration lacks, as far as the stream is known to reach."""
         if stream.forked:
             return None
-        begun = [
-            (begin, self._wants.join(stored, stream.id))
-            for stored in self._wants.of(stream.id)
-            if (begin := self._wants.begin(stored, stream.id)) is not None
-        ]
+        begun = [(begin, join) for begin, join, _ in self._wants.begun(stream.id) if begin is not None]
         firsts = [stream.accepted.first_below(begin, join) for begin, join in begun]
         first = min(firsts, default=ENDLESS)
         if first >= stream.end:
@@ -276,7 +275,7 @@ class Receiving:
         return Hole(first, min(following, stream.end))
 
     def authority(self, stream_id: StreamId, first: int, profiles: tuple[ProfileText, ...]) -> Authority:
-        """Up to where this node may say that nothing else matches; `first` itself: nothing may be said."""
+        """The position below which this node may say that nothing else matches; `first` itself: it may say nothing."""
         stream = self.streams.get(stream_id)
         if stream is None or stream.forked:
             return Authority(first, has_all=False, is_whole=False)

@@ -23,7 +23,7 @@ Guarantees
 from collections.abc import Callable, Iterable
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Damaged, RolledBack, SelectedRead, TimesFound, Trace, Want
+from m4cast.overlay.protocol.effects import Damaged, RolledBack, SelectedRead, Staged, TimesFound, Trace, Want
 from m4cast.overlay.protocol.selective.across import Across
 from m4cast.overlay.protocol.selective.answering import Answering
 from m4cast.overlay.protocol.selective.contract import (
@@ -52,7 +52,7 @@ from m4cast.overlay.protocol.selective.speaking import (
 )
 from m4cast.overlay.protocol.selective.wants import Wants
 from m4cast.overlay.protocol.timers import Timer, Timers
-from m4cast.overlay.protocol.wire.batch import Batch
+from m4cast.overlay.protocol.wire.batch import Batch, How
 from m4cast.overlay.protocol.wire.selective import (
     BeginCall,
     BeginResp,
@@ -194,9 +194,12 @@ class Selective:
         others = self.demand.interested(*stream_id)
         present = self.keeping.present()
         foreign = self.across.foreign
+        stream = self.receiving.streams.get(stream_id)
+        # Of a foreign stream the gatekeeper speaks: others who want it lack what this node lacks.
+        speakers = () if stream is None or stream.speaker is None else (stream.speaker,)
         return [
             each
-            for each in dict.fromkeys((stream_id.origin, *keepers, *others, *present))
+            for each in dict.fromkeys((stream_id.origin, *keepers, *speakers, *others, *present))
             if (each in present or each in foreign) and each != self._me
         ]
 
@@ -219,7 +222,8 @@ class Selective:
             if kept is not None and (kept.want.id in removed or any(want.id == kept.want.id for want in added)):
                 writes.append(self.receiving.settle_kept(stream, kept.join, token))
         ends = {stream_id: stream.accepted.end for stream_id, stream in self.receiving.streams.items()}
-        return (*writes, *self.wants.plan(token, version, added, removed, ends))
+        heard = {stream_id: stream.end for stream_id, stream in self.receiving.streams.items()}
+        return (*writes, *self.wants.plan(token, version, added, removed, ends, heard))
 
     def durable(self, token: int, now_ms: int) -> list[StreamId]:
         """The append with this token is on the disk. Returns the streams whose coverage may have changed."""
@@ -261,6 +265,8 @@ class Selective:
 
     def is_acked(self, batch: Batch, acks: int) -> bool:
         """True if `acks` nodes have the batch on disk, keepers first."""
+        if (batch.stream, batch.first_sequence) in self.mending.lost:
+            return False
         holders = self.speaking.holders(batch)
         if len(holders) < acks or batch.stream.origin != self._me:
             return len(holders) >= acks  # rows of a former identity have the keepers that they have
@@ -282,11 +288,25 @@ class Selective:
         return True
 
     def why_too_few(self, acks: int) -> str | None:
-        """Why so many acknowledgements cannot be had; None when they can."""
+        """The reason why so many acknowledgements cannot be had; None when they can."""
         able = len(self.keeping.present())
         if acks <= able:
             return None
         return f"acks = {acks}, but only {able} other nodes are present: ask for fewer, or start more nodes"
+
+    def why_too_few_takers(self, acks: int, rows: Staged, keepers: int) -> str | None:
+        """The reason that so many of the nodes that these rows go to cannot acknowledge them; None if they can.
+        `keepers`: those that the topic asks for, chosen or not. Whoever wants the rows later does not count."""
+        present = self.keeping.present()
+        takers = [each for each in self.demand.takers_of(StreamId(self._me, rows.topic), rows) if each in present]
+        chosen = [each for each in self.demand.keepers(self._me) if each in present]
+        able = min(len(takers) + max(max(keepers, self.keeping.wanted) - len(chosen), 0), len(present))
+        if acks <= able:
+            return None
+        return (
+            f"acks = {acks}, but these rows of topic {rows.topic!r} go to {able} other nodes, which keep or want them: "
+            "ask for fewer, make the topic with more keepers, or subscribe elsewhere first"
+        )
 
     # ---- frames
 
@@ -310,6 +330,7 @@ class Selective:
             case SelectPullResp() as resp:
                 self.fetching.on_pull_answer(speaker, resp, now_ms)
             case BeginCall() as call:
+                self._open_unheard(StreamId(call.origin, call.topic), now_ms)
                 self.answering.on_begin(speaker, call)
             case BeginResp() as resp:
                 self.fetching.on_begin_answer(speaker, resp, now_ms)
@@ -333,14 +354,24 @@ class Selective:
         if stream is None:
             self.out.append(Trace("unwanted", (("topic", batch.stream.topic),)))
             return
-        if self._may_state(frame.speaker, batch.stream.origin, mine.version) and mine.first < batch.first_sequence:
-            self.receiving.state(stream, mine.first, batch.first_sequence, mine.version)
+        if self._may_state(frame.speaker, batch.stream.origin, mine.version):
+            self._begin_by(stream, mine.first, mine.version)
+            if mine.first < batch.first_sequence:
+                self.receiving.state(stream, mine.first, batch.first_sequence, mine.version)
+        if frame.how is How.PUSHED:
+            stream.speaker = frame.speaker
         self.receiving.batch(stream, batch, frame.speaker, now_ms, frame.hops)
         self.fetching.look(stream, now_ms)
 
     def _may_state(self, speaker: NodeId, origin: NodeId, version: int) -> bool:
         """Only the origin knows what it did not send; and of a version that was never announced nobody knows."""
-        return speaker == origin and 0 < version <= self.wants.version
+        return speaker == origin and self.wants.has_announced(version)
+
+    def _begin_by(self, stream: SelectedStream, first: int, version: int) -> None:
+        """The origin knows this version, and sends what it wants at least from here on."""
+        begins = self.wants.beyond(stream.id, first, version)
+        if begins:
+            self.fetching.plan_begins(begins)
 
     def _on_cover(self, speaker: NodeId, cover: CoverStmt, version: int, now_ms: int) -> None:
         for entry in cover.entries if cover.origin != self._me else ():
@@ -348,11 +379,19 @@ class Selective:
             if stream is None:
                 continue
             self.receiving.ends_with(stream, entry.next, entry.checksum)
+            stream.speaker = speaker
             stream.heard = max(stream.heard, entry.next)
             if self._may_state(speaker, cover.origin, version):
+                self._begin_by(stream, entry.first, version)
                 self.receiving.state(stream, entry.first, entry.next, version)
             self._ack(speaker, stream, now_ms)
             self.fetching.look(stream, now_ms)
+
+    def _open_unheard(self, stream_id: StreamId, now_ms: int) -> None:
+        """A keeper that nothing of a stream came to is asked where registrations begin. Once the origin cannot return,
+        nobody knows more: what it has is all, from the first row on."""
+        if stream_id.origin in self.wants.keeps() and not self.fetching.is_awaited(stream_id.origin, now_ms):
+            self.receiving.open(stream_id)
 
     # ---- acknowledging
 

@@ -142,6 +142,14 @@ class Speaking:
         for stream_id in is_for:
             self._begin(stream_id, (node_id,), now_ms)
 
+    def restarted(self, node_id: NodeId, now_ms: int) -> None:
+        """The node has another life, perhaps on an older copy of its store: what it acknowledged may be gone."""
+        for stream in self.streams.values():
+            run = stream.runs.get(node_id)
+            if run is not None:
+                run.acked = run.acked_version = 0
+                self._unlevel(stream, node_id, now_ms, JOIN_DELAY_MS)
+
     def left(self, node_id: NodeId) -> None:
         """Something left in the node's entry, or the node is absent: drop the runs that nothing is wanted for."""
         for stream_id, stream in self.streams.items():
@@ -244,12 +252,12 @@ class Speaking:
         takers = dict.fromkeys(self._demand.takers(batch)) if sent else {}
         return [node_id for node_id in sent if node_id in takers]
 
-    def known(self, stream_id: StreamId, node_id: NodeId, end: int) -> int:
-        """Return the position from which this node knew of that one's registrations; `end` if it does not. A
-        registration begins there or earlier, whatever clocks show."""
+    def known(self, stream_id: StreamId, node_id: NodeId, end: int, *, by_the_present_run: bool) -> int:
+        """Return the position from which this node knew of that one's registrations, the latest or all of them; `end`
+        if it does not. A registration begins there or earlier, whatever clocks show."""
         stream = self.streams.get(stream_id)
         run = stream.runs.get(node_id) if stream is not None else None
-        return end if run is None else min(run.known, end)
+        return end if run is None else min(run.begun if by_the_present_run else run.known, end)
 
     def acked_by(self, node_id: NodeId) -> dict[str, int]:
         """Return how far the node has acknowledged this node's own topics."""

@@ -1,9 +1,9 @@
 """Dissemination: what travels between nodes, and how a node that lacks something gets it (guarantees 2, 4, 7).
 
 Composes the machines of this room over the node's holdings. Receiving: `Ordering`, `Pulling`, `Searching` and
-`Inquiries`, which share `Sources` and `Backlogs`. Sending: `Spreading` and `Holders`. Mending: `Repair` and `Filling`.
-`Past` watches for others that know more of this node's own streams than its store does. A peer's mistake is a
-`RemoteProtocolError`, raised before anything has changed.
+`Inquiries`, which share `Sources` and `Backlogs`. Sending: `Spreading`, `Pruning` and `Holders`. Mending: `Repair` and
+`Filling`. `Past` watches for others that know more of this node's own streams than its store does. A peer's mistake is
+a `RemoteProtocolError`, raised before anything has changed.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,13 @@ from m4cast.overlay.protocol.effects import Append, ImportBatch, ImportBegin, Re
 from m4cast.overlay.protocol.floods import Floods
 from m4cast.overlay.protocol.holdings import BUCKETS, Holdings, Stream
 from m4cast.overlay.protocol.neighbours import Neighbour
-from m4cast.overlay.protocol.streams.backlogs import Backlogs
 from m4cast.overlay.protocol.streams.filling import Filling
+from m4cast.overlay.protocol.streams.hold_back import Backlogs
 from m4cast.overlay.protocol.streams.holders import Holders, HoldFor
 from m4cast.overlay.protocol.streams.inquiries import Inquiries, Inquiry
 from m4cast.overlay.protocol.streams.ordering import DUPLICATE, Ordering, OrderingEvent
 from m4cast.overlay.protocol.streams.past import Past
+from m4cast.overlay.protocol.streams.pruning import Pruning
 from m4cast.overlay.protocol.streams.pulling import Pulling
 from m4cast.overlay.protocol.streams.repair import Repair
 from m4cast.overlay.protocol.streams.searching import Searching
@@ -80,6 +81,7 @@ class Dissemination:
         self.pulling = Pulling(context, holdings, self.backlogs, self.sources, self.ordering, self.searching)
         self.inquiries = Inquiries(context)
         self.spreading = Spreading(context, holdings, self._are_linked)
+        self.pruning = Pruning(context, holdings, self.spreading.links)
         self.filling = Filling(context, holdings, self.sources.ask_if_idle)
         self.repair = Repair(context, holdings, self.sources.ids, self.sources.ask_if_idle, self.searching.flood)
         self.holders = Holders(context, holdings, floods, self.spreading, self.repair)
@@ -90,10 +92,9 @@ class Dissemination:
         self._me = context.me.node_id
         self._baselined = bool(recovered.streams) or context.config.start_from == "earliest"
         self.holdings = holdings
-        self._table = context.table
+        self._context = context
         self._calls = context.calls
         self._out = context.out
-        self._clocks = context.clocks
 
     def founded(self) -> None:
         """This node founded the channel: there is no past to begin after."""
@@ -120,7 +121,7 @@ class Dissemination:
         assert call.peer is not None
         node_id = call.peer.node_id
         wanted = {stream_id: upto for stream_id, upto in reported.items() if self.lacks(stream_id, upto)}
-        is_full = len(self.sources) >= self._table.degree + HELPERS_MAX
+        is_full = len(self.sources) >= self._context.table.degree + HELPERS_MAX
         if not wanted or is_full or self.sources.conn(node_id) is not None:
             return False
         self.sources.up(node_id, call.conn, is_neighbour=False)
@@ -130,7 +131,7 @@ class Dissemination:
 
     def _are_linked(self, origin: NodeId, neighbour: NodeId) -> bool:
         """True if the origin is a neighbour of my neighbour, by that one's own word."""
-        known = self._table.neighbours.get(neighbour)
+        known = self._context.table.neighbours.get(neighbour)
         return known is not None and origin in (known.its_neighbours or ())
 
     # ---- links and calls
@@ -177,7 +178,7 @@ class Dissemination:
     # ---- messages
 
     def on_heartbeat(self, sender: Neighbour, beat: Heartbeat, now_ms: int) -> None:
-        self._clocks.heard(sender.contact.node_id, beat.clock_ms, now_ms)
+        self._context.clocks.heard(sender.contact.node_id, beat.clock_ms, now_ms)
         self.spreading.on_heartbeat(sender.conn, beat.frontier_digest)
 
     def on_announce(self, sender: Neighbour, announced: AnnounceStmt, now_ms: int) -> None:
@@ -195,7 +196,7 @@ class Dissemination:
             raise RemoteProtocolError("too many pulls at once")
 
     def on_prune(self, sender: Neighbour, prune: PruneStmt, _now_ms: int) -> None:
-        self.spreading.on_prune(sender.conn, StreamId(prune.origin, prune.topic))
+        self.pruning.on_prune(sender.conn, StreamId(prune.origin, prune.topic))
 
     def on_summary(self, sender: Neighbour, summary: SummaryStmt, beacon: RosterEntry | None) -> None:
         """`beacon`: the last one of the sender."""
@@ -275,7 +276,7 @@ class Dissemination:
         receipt = self.ordering.receive(frame, sender, now_ms)
         self.pulling.received(receipt, batch, sender, now_ms)
         if frame.how is How.PUSHED:
-            self.spreading.pushed_here(conn, batch.stream, is_duplicate=receipt is DUPLICATE)
+            self.pruning.pushed_here(conn, batch.stream, is_duplicate=receipt is DUPLICATE)
 
     # ---- streams of other channels (PROTOCOL.md 22)
 
@@ -368,13 +369,13 @@ class Dissemination:
 
     def persisted(self, stream: Stream) -> None:
         """More of the stream is on disk: acknowledge it to the origin, if that is a neighbour."""
-        origin = self._table.neighbours.get(stream.id.origin)
+        origin = self._context.table.neighbours.get(stream.id.origin)
         if origin is not None:
             word = AckEntry(stream.id.topic, stream.held_from(), stream.durable_next)
             self.acks_due.setdefault(origin.conn, {})[stream.id.topic] = word
 
     def send_acks(self) -> None:
-        """At the end of each input."""
+        """Called at the end of each input."""
         for conn, words in self.acks_due.items():
             entries = tuple(words.values())
             for start in range(0, len(entries), ENTRIES_PER_MESSAGE):
@@ -390,7 +391,7 @@ class Dissemination:
         is_repaired = bool(self.repair.damaged) and self.repair.wants(stream_id)
         wanted = self.searching.is_searched(stream_id) or is_repaired
         source = self.sources.conn(node_id)
-        if wanted and source is None and len(self.sources) < self._table.degree + HELPERS_MAX:
+        if wanted and source is None and len(self.sources) < self._context.table.degree + HELPERS_MAX:
             source = call.conn
             self.sources.up(node_id, source, is_neighbour=False)
         if wanted:
@@ -436,5 +437,5 @@ class Dissemination:
         is known from their holdings; all other nodes are asked."""
         if not self.spreading.all_exchanged():
             return now_ms + EXCHANGE_LOOK_MS
-        others = [each for each in expected if each.contact.node_id not in self._table.neighbours]
+        others = [each for each in expected if each.contact.node_id not in self._context.table.neighbours]
         return self.inquiries.look_again_at(stream.id, stream.next, others, now_ms)

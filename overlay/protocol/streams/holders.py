@@ -56,7 +56,8 @@ class Holders:
         self.offer(search, now_ms)
 
     def offer(self, search: HolderSearchStmt, now_ms: int) -> None:
-        """Also to a neighbour: one that searches did not hear of it on the link, which may be dead in one direction."""
+        """Offer rows to a searching node, even to a neighbour: if its searches did not hear of them on the link, that
+        may be dead in one direction."""
         requester = search.requester.node_id
         stream_id = StreamId(search.origin, search.topic)
         if not self._keeps(stream_id, search.sequence):

@@ -57,8 +57,8 @@ class Inquiries:
     def look_again_at(
         self, stream_id: StreamId, sequence: int, candidates: Iterable[Candidate], now_ms: int
     ) -> int | None:
-        """None when no node that may come back keeps the row; else when to look again. Nodes that have not answered are
-        asked."""
+        """The time at which to look again; None when no node that may come back keeps the row. Nodes that have not
+        answered are asked."""
         asked = self._asked.get(stream_id)
         if asked is None or asked.sequence != sequence:
             asked = self._asked[stream_id] = _Asked(sequence)

@@ -2,8 +2,8 @@
 (guarantees 2, 7).
 
 A batch is accepted when it is the next of its stream. An earlier one is a duplicate; a later one is held back
-(`backlogs.py`). What is accepted goes to the disk; `next` is how far the stream was accepted, `durable_next` how far it
-is on disk. What the disk did not keep is taken back, as if it had never come. A batch that overlaps what is here, or
+(`hold_back.py`). What is accepted goes to the disk; `next` is how far the stream was accepted, `durable_next` how far
+it is on disk. What the disk did not keep is taken back, as if it had never come. A batch that overlaps what is here, or
 does not follow it by its checksum, shows that the stream has two histories: it is forked, and nothing more of it is
 accepted.
 
@@ -18,7 +18,7 @@ from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import Append, AppendBatch, AppendSkip, Delivered, StartStream, Trace
 from m4cast.overlay.protocol.holdings import Holdings, Stream
-from m4cast.overlay.protocol.streams.backlogs import Backlog, Backlogs, EarlyBatch
+from m4cast.overlay.protocol.streams.hold_back import Backlog, Backlogs, EarlyBatch
 from m4cast.overlay.protocol.streams.timers import WantDue
 from m4cast.overlay.protocol.wire.batch import Batch, BatchFrame, Delivery, How, Skip, SkipReason, Traffic
 from m4cast.overlay.value import value
@@ -211,7 +211,7 @@ class Ordering:
         self._save_starts(starts)
 
     def save_start_again(self, stream: Stream) -> None:
-        """If the store failed to keep where the stream begins, and is not keeping it just now."""
+        """Save where the stream begins once more, if the store failed to, and is not saving it now."""
         if stream.start_unsaved and not any(stream.id in saved for saved in self._starts.values()):
             self._save_starts([(stream.id, stream.low)])
 

@@ -52,7 +52,7 @@ class Past:
         self._calls = context.calls
         self._out = context.out
         self.rolled_back = ""
-        """Not empty: this store is older than what another node has of it; says how that is known."""
+        """How it is known that this store is older than what another node has of it; empty: it is not."""
         knew = {
             entry.node_id: (entry.name, Contact(entry.node_id, entry.address))
             for entry in recovered.roster
@@ -182,7 +182,8 @@ class Past:
         return node_id in self._knew
 
     def why_unproven(self) -> str | None:
-        """Why nothing may be numbered yet, with what to do; None when the store is proven to be the latest."""
+        """The reason why nothing may be numbered yet, with what to do; None when the store is proven to be the
+        latest."""
         if not self.is_asking:
             return None
         waiting = len(self._to_ask) + len(self._asked)
@@ -261,6 +262,10 @@ class Past:
     def heard_own_beacon(self, incarnation: int) -> None:
         if incarnation > self._incarnation:
             self.rolled_back = f"a beacon of this node tells of incarnation {incarnation}"
+
+    def heard_later_beacon(self, incarnation: int, counter: int) -> None:
+        """Another node has heard a later beacon of this one than it has sent in this life."""
+        self.rolled_back = f"another node has heard beacon {counter} of incarnation {incarnation} of this node"
 
     def heard_own_interest(self, detail: str) -> None:
         """Another node has an interest entry of this one that its store has not."""

@@ -12,7 +12,7 @@ from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.effects import Trace
 from m4cast.overlay.protocol.holdings import ORIGIN_PATIENCE_MS, Holdings, Stream
-from m4cast.overlay.protocol.streams.backlogs import Backlog, Backlogs, Pull
+from m4cast.overlay.protocol.streams.hold_back import Backlog, Backlogs, Pull
 from m4cast.overlay.protocol.streams.ordering import Accepted, HeldBack, Ordering, Receipt, Shed, ShedReason
 from m4cast.overlay.protocol.streams.searching import Searching
 from m4cast.overlay.protocol.streams.sources import Sources

@@ -11,7 +11,7 @@ from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.context import Context
 from m4cast.overlay.protocol.floods import first_search
 from m4cast.overlay.protocol.holdings import Stream
-from m4cast.overlay.protocol.streams.backlogs import Backlog, Backlogs, Search
+from m4cast.overlay.protocol.streams.hold_back import Backlog, Backlogs, Search
 from m4cast.overlay.protocol.streams.sources import Sources
 from m4cast.overlay.protocol.streams.timers import HolderSearchDue
 from m4cast.overlay.protocol.wire.messages import HolderSearchStmt
@@ -35,7 +35,7 @@ class Searching:
         return self._timers.is_set(HolderSearchDue(stream_id))
 
     def look_soon(self, stream_id: StreamId, now_ms: int) -> None:
-        """Somebody who was asked for what is searched for has answered, or will not."""
+        """Search again at once: a node that was asked has answered, or will not."""
         if self.is_searched(stream_id):
             self._timers.set(HolderSearchDue(stream_id), now_ms)
 

@@ -8,10 +8,8 @@ that lags (it has just linked, or its queue was full) is not chased: it receives
 own pace. When a pull reaches the end, `announced_next` is level again and pushing resumes. Nothing waits for a slow
 peer, and nothing is buffered for it.
 
-In a flood most links carry most batches for nothing. A node that receives a stream's pushes on a link only as
-duplicates has a faster link, and asks for no more of them here (`PruneStmt`). What remains of a long-lived stream is a
-tree that nobody computed; frontiers, sent a little later, replace the other pushes. A peer whose branch broke pulls,
-and is pushed to again. The link that brought the latest batch first is never pruned, so a node always has one.
+Where the peer has pruned a stream (`pruning.py`), frontiers, sent a little later, replace the pushes. A peer that pulls
+it all the same is pushed to again.
 
 At link-up both ends exchange digests of their frontiers, then the holdings that differ. This replaces the patents'
 queue for newcomers (4, 5, 3 -> 3, 4, 5): the newcomer asks for what it lacks, in order. Heartbeats carry the digest as
@@ -35,7 +33,6 @@ from m4cast.overlay.protocol.wire.messages import (
     FrontierStmt,
     HoldingEntry,
     HoldingsStmt,
-    PruneStmt,
     PullCall,
     PullResp,
     SummaryStmt,
@@ -44,9 +41,6 @@ from m4cast.overlay.protocol.wire.messages import (
 FRONTIER_DELAY_MS = 20
 """The time for which a frontier waits for others to join it; guess. Raising it delays a lagging peer and saves small
 messages."""
-PRUNE_AFTER = 8
-"""Duplicates in a row after which a link is pruned for a stream. Raising it floods for longer; lowering it prunes links
-that were late by chance; guess."""
 PRUNED_DELAY_MS = 100
 """The time for which a frontier waits where a stream is pruned; guess. Raising it delays the repair of a broken branch,
 lowering it fetches batches twice that are on their way."""
@@ -147,23 +141,6 @@ class Spreading:
         link = self._served.get(conn)
         if link is not None and link.announced_next.get(stream_id, 1) < next_sequence:
             link.announced_next[stream_id] = next_sequence
-
-    def pushed_here(self, conn: int, stream_id: StreamId, *, is_duplicate: bool) -> None:
-        """A push came. One that brought nothing costs a look-up and a count."""
-        link = self.links.get(conn)
-        if link is None or stream_id.origin == link.node_id:
-            return
-        if not is_duplicate:
-            link.duplicates[stream_id] = 0
-            return
-        count = link.duplicates[stream_id] = link.duplicates.get(stream_id, 0) + 1
-        if count >= PRUNE_AFTER:
-            link.duplicates[stream_id] = 0
-            self._out.append(Send(conn, PruneStmt(stream_id.origin, stream_id.topic)))
-
-    def on_prune(self, conn: int, stream_id: StreamId) -> None:
-        if self._holdings.get(stream_id) is not None:  # else it was never pushed
-            self.links[conn].pruned[stream_id] = None
 
     def all_exchanged(self) -> bool:
         return all(link.exchanged for link in self.links.values())
@@ -332,7 +309,7 @@ class Spreading:
     def _read(
         self, link: Link, call: PullCall | None, stream_id: StreamId, first: int, upto: int, bytes_max: int
     ) -> None:
-        """For a call, or ahead of one."""
+        """Read a window, for a call or ahead of one."""
         self._tokens += 1
         self._reads[self._tokens] = (link, call)
         link.reading = True

@@ -7,7 +7,7 @@ from m4cast.overlay.value import value
 
 @value
 class PullTimeout(Timer):
-    """Nothing has come of the pull that begins at `first` for a while."""
+    """The pull that begins at `first` has brought nothing for a while."""
 
     stream_id: StreamId
     first: int

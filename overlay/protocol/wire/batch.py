@@ -26,7 +26,7 @@ class How(IntEnum):
 
 
 class SkipReason(IntEnum):
-    """Why a node has an entry in place of data."""
+    """The reason why a node has an entry in place of data."""
 
     EXPIRED = 0
     LOST = 1
@@ -115,7 +115,7 @@ class BatchFacts(NamedTuple):
     parts: int
     previous_checksum: int
     extensions: bytes
-    """As the head has them."""
+    """The extensions' bytes, as in the head."""
 
 
 @value

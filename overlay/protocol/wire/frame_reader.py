@@ -78,7 +78,7 @@ class FrameReader:
         return self._begun[self._filled :]
 
     def filled(self, size: int) -> list[WireFrame]:
-        """So many bytes were read into `space`; the message, if they complete it."""
+        """Note that so many bytes were read into `space`; returns the message, if they complete it."""
         self._failed = True
         messages = self._advance(size)
         self._failed = False

@@ -46,7 +46,7 @@ class InterestKey(NamedTuple):
 
 
 class InterestVersion(NamedTuple):
-    """Which version of a node's interest entry the sender has, and how many items that has."""
+    """The version of a node's interest entry at the sender, and its number of items."""
 
     node_id: NodeId
     incarnation: int

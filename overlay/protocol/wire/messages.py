@@ -128,7 +128,7 @@ class SeekingConnectionResp:
     hears_you: bool
     """A beacon of the caller has reached the answerer lately: both are in one component."""
     depth: int
-    """As in the call; of an answerer that seeks."""
+    """The same as in the call, from an answerer that seeks."""
 
 
 @value
@@ -267,7 +267,8 @@ class EdgeSearchCall:
 
 @value
 class EdgeSearchResp:
-    """To the neighbour the walk came from: the edge between us was accepted (court `partner` now) or refused."""
+    """Sent to the neighbour from which the walk came: the edge between us was accepted (court `partner` now) or
+    refused."""
 
     search: int
     accepted: bool
@@ -326,7 +327,7 @@ class FailedStmt:
 
 @value
 class AbsentStmt:
-    """To a new neighbour: nodes that may come back and are absent at the sender. News is passed on."""
+    """Sent to a new neighbour: nodes that may return and are absent at the sender. News is passed on."""
 
     entries: tuple[RosterEntry, ...]
 
@@ -418,7 +419,7 @@ class PullResp:
 
 @value
 class AckStmt:
-    """To an origin: how far its streams are on the sender's disk."""
+    """Sent to an origin: how far its streams are on the sender's disk."""
 
     entries: tuple[AckEntry, ...]
 

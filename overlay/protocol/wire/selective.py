@@ -33,7 +33,7 @@ class ProfileText(NamedTuple):
 
 
 class CoverEntry(NamedTuple):
-    """Nothing that matches lies in `first .. next - 1` of the topic's stream."""
+    """The statement that no row in `first .. next - 1` of the topic's stream matches."""
 
     topic: str
     first: int
@@ -108,7 +108,7 @@ class SelectPullResp:
     first_sequence: int
     covered_next: int
     low: int
-    """Below it the sender lacks rows that it wanted: retention removed them, here or wherever it asked."""
+    """Below this position the sender lacks rows that it wanted: retention removed them, here or wherever it asked."""
     next: int
     """The end of what the sender knows of the stream."""
     is_whole: bool
@@ -119,12 +119,15 @@ class SelectPullResp:
 
 @value
 class BeginCall:
-    """Asks where the stream begins for a registration that was made at this time. One answer for each."""
+    """Asks where the stream begins for a registration that was made at this time, or that names this time. One answer
+    for each."""
 
     call: int
     origin: NodeId
     topic: str
     times_ms: tuple[int, ...]
+    are_named: bool
+    """The registrations name these times; otherwise they were made then."""
 
 
 @value
@@ -144,7 +147,7 @@ class KeepCall:
 
 @value
 class KeptCall:
-    """Which streams of these origins do you keep, and how far?"""
+    """A question: which streams of these origins do you keep, and how far?"""
 
     origins: tuple[NodeId, ...]
 

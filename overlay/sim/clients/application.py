@@ -5,6 +5,7 @@ is taken. A profile that begins before it is owed, as a set of rows, what it mat
 given or still owes.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from m4cast.overlay.sim.checkers import Violation
@@ -17,6 +18,29 @@ Row = tuple[str, str, int]
 def matches(where: str | None, found: Value) -> bool:
     """A condition lists the values that it wants; None: all."""
     return where is None or found in where
+
+
+class SimTable:
+    """A topic whose rows replace one another: of the rows with one value, the one that was published last stands."""
+
+    def __init__(self, topic: str, values: dict[str, list[Value]]) -> None:
+        self.topic = topic
+        self.values = values
+        self._order: dict[tuple[str, int], int] = {}
+        """The place of each row among all that were published."""
+
+    def published(self, origin: str) -> None:
+        """All rows of this origin are published."""
+        for sequence in range(1, len(self.values[origin]) + 1):
+            self._order.setdefault((origin, sequence), len(self._order))
+
+    def is_replaced(self, origin: str, sequence: int, below: Mapping[str, int] | None = None) -> bool:
+        """True if a later row has the same value, and lies below these positions; None: anywhere."""
+        found, place = self.values[origin][sequence - 1], self._order[origin, sequence]
+        return any(
+            later > place and self.values[each][number - 1] == found and (below is None or number < below.get(each, 1))
+            for (each, number), later in self._order.items()
+        )
 
 
 @dataclass
@@ -42,8 +66,9 @@ class WantedRows:
 
 
 class Application:
-    def __init__(self, rows: dict[str, dict[str, list[Value]]]) -> None:
+    def __init__(self, rows: dict[str, dict[str, list[Value]]], table: SimTable | None = None) -> None:
         self.rows = rows
+        self.table = table
         self.wanted: dict[str, WantedRows] = {}
         self.at: dict[tuple[str, str], int] = {}
         self.owed: dict[str, Owed] = {}
@@ -51,7 +76,7 @@ class Application:
         self.taken = 0
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Application":
-        copy = Application(self.rows)
+        copy = Application(self.rows, self.table)
         copy.wanted = {name: WantedRows(each.topic, each.where, dict(each.begin)) for name, each in self.wanted.items()}
         copy.at = dict(self.at)
         copy.owed = {
@@ -61,22 +86,38 @@ class Application:
         copy.taken = self.taken
         return copy
 
-    def subscribe(self, name: str, topic: str, where: str | None, begin: dict[str, int], here: dict[str, int]) -> None:
+    def subscribe(
+        self,
+        name: str,
+        topic: str,
+        where: str | None,
+        begin: dict[str, int],
+        here: dict[str, int],
+        *,
+        standing: bool = False,
+    ) -> None:
+        """`standing`: of the rows before the main line, only those that stand there are owed."""
         in_force = {each: wanted for each, wanted in self.wanted.items() if wanted.topic == topic}
         ended = self._end(name)
         if not in_force:
+            begins = {origin: min(begin.get(origin, 1), until) for origin, until in here.items()}
             for origin, until in here.items():
-                self.at[topic, origin] = min(begin.get(origin, 1), until)
-            self.wanted[name] = WantedRows(topic, where, {origin: self.at[topic, origin] for origin in here})
+                self.at[topic, origin] = until if standing else begins[origin]
+            self.wanted[name] = WantedRows(topic, where, begins)
+            if standing:
+                due = [(origin, at) for origin, until in here.items() for at in range(begins[origin], until)]
+                rows = [(topic, *row) for row in due if matches(where, self.rows[topic][row[0]][row[1] - 1])]
+                self.owed[name] = Owed({row: None for row in rows if not self._is_replaced(row, here)}, {})
             return
         owed = Owed({}, {})
         begins = {}
+        main = {origin: self.at.get((topic, origin), 1) for origin in self.rows[topic]}
         for origin, values in self.rows[topic].items():
             end = self.at.get((topic, origin), 1)
             begins[origin] = min(begin.get(origin, 1), end)
             for sequence in range(begins[origin], end):
                 row, found = (topic, origin, sequence), values[sequence - 1]
-                if not matches(where, found):
+                if not matches(where, found) or (standing and self._is_replaced(row, main)):
                     continue
                 givers = {
                     each
@@ -122,6 +163,7 @@ class Application:
         wheres = [wanted.where for wanted in self.wanted.values() if wanted.topic == topic]
         values = self.rows[topic][origin]
         due = [at for at in range(first, until) if any(matches(where, values[at - 1]) for where in wheres)]
+        due = [at for at in due if at in sequences or not self._is_replaced((topic, origin, at))]
         if due != sequences:
             raise Violation(
                 "clients", f"{topic} {origin[-1]}: rows {due} of {first} to {until} are due, not {sequences}"
@@ -129,13 +171,17 @@ class Application:
         self.at[topic, origin] = until
 
     def _take_owed(self, topic: str, origin: str, sequences: list[int], until: int) -> None:
-        """Whatever is owed first of this stream."""
+        """Take rows from whichever debt of this stream has them first."""
         for sequence in sequences:
             row = (topic, origin, sequence)
             debtor = next((owed for owed in self.owed.values() if row in owed.rows), None)
             if debtor is None:
                 raise Violation("clients", f"row {sequence} of {topic} {origin[-1]} is given again")
             del debtor.rows[row]
+
+    def _is_replaced(self, row: Row, below: Mapping[str, int] | None = None) -> bool:
+        topic, origin, sequence = row
+        return self.table is not None and topic == self.table.topic and self.table.is_replaced(origin, sequence, below)
 
     def drop(self, topic: str, origin: str, low: int) -> None:
         self.at[topic, origin] = max(self.at.get((topic, origin), 1), low)
@@ -144,8 +190,9 @@ class Application:
                 del owed.rows[row]
 
     def unsettled(self) -> list[str]:
-        """Return what it has not received."""
-        lacking = [f"{name} is owed {sorted(owed.rows)[:3]}" for name, owed in self.owed.items() if owed.rows]
+        """Return what it has not received. A row of a table that was replaced meanwhile may be gone everywhere."""
+        owed = {name: [row for row in each.rows if not self._is_replaced(row)] for name, each in self.owed.items()}
+        lacking = [f"{name} is owed {sorted(rows)[:3]}" for name, rows in owed.items() if rows]
         for topic in {wanted.topic for wanted in self.wanted.values()}:
             for origin, values in self.rows[topic].items():
                 if self.at.get((topic, origin), 1) <= len(values):

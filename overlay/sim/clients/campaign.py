@@ -9,6 +9,8 @@ from m4cast.overlay.sim.clients.world import ClientWorld, SimClient
 VALUES = "abcd"
 WHERES = (None, "a", "b", "ab", "bc", "d")
 NAMES = ("p", "q", "r")
+STARTS = ("earliest", "latest")
+TABLE_STARTS = ("standing", "standing", "latest", "earliest")
 CUT_SHARE = 0.04
 """The probability that a partition begins or ends."""
 FREEZE_SHARE = 0.08
@@ -25,11 +27,14 @@ class ClientOutcome(NamedTuple):
     dropped: int
 
 
-def run_clients_seed(seed: int, steps: int = 250, *, partitions: bool = False, freezes: bool = False) -> ClientOutcome:
+def run_clients_seed(
+    seed: int, steps: int = 250, *, partitions: bool = False, freezes: bool = False, has_table: bool = False
+) -> ClientOutcome:
     """One run; raises `Violation` when guarantee 12 is broken. `partitions`: the places fall apart into two groups, at
     any time and for any time, between which neither rows nor news travel; clients reach both. `freezes`: places stop in
-    the middle, and go on later with what they knew then."""
-    world = ClientWorld(seed, places=3 + seed % 3, clients=3)
+    the middle, and go on later with what they knew then. `has_table`: one of the topics is a table, which is compacted;
+    profiles may begin with what stands."""
+    world = ClientWorld(seed, places=3 + seed % 3, clients=3, has_table=has_table)
     loses_disks = seed % 4 == 0
     cuts = Random(seed)  # its own, so that runs without partitions stay as they are
     for _ in range(steps):
@@ -85,7 +90,7 @@ def _step(world: ClientWorld, *, loses_disks: bool) -> None:
     elif chance < 0.69:
         client.die(keep=random.random() < 0.5)
     elif chance < 0.76:
-        start = random.choice(("earliest", "latest"))
+        start = random.choice(TABLE_STARTS if world.is_table(topic) else STARTS)
         world.subscribe(client, random.choice(NAMES), topic, random.choice(WHERES), start)
     elif chance < 0.78:
         world.unsubscribe(client, random.choice(NAMES))
@@ -151,7 +156,7 @@ def _round(world: ClientWorld) -> list[str]:
 
 
 def _check_saved(world: ClientWorld) -> None:
-    """Whoever comes without a memory finds what was saved last under the greatest session."""
+    """Check that a client without a memory finds what was saved last under the greatest session."""
     for client in world.clients:
         if client.saved and not client.may_drop:
             greatest = max(client.saved)

@@ -26,7 +26,7 @@ class FileSide:
     disk: dict[str, bytes] = field(default_factory=dict)
     parts: dict[str, dict[int, bytes]] = field(default_factory=dict)
     mail: list[MailMessage] = field(default_factory=list)
-    """Not acknowledged yet."""
+    """Messages that are not acknowledged yet."""
 
     def find(self, path: str) -> OfferedFile | None:
         content = self.disk.get(path)

@@ -4,11 +4,12 @@ A place has, durably, its rows of the client table, the states of its clients an
 view of other places' rows is gone after a crash. A portion of rows travels by itself: its client may die in between.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from m4cast.overlay.errors import LocalProtocolError
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.clients import access_point
 from m4cast.overlay.protocol.clients.access_point import Attachment, AttachRefusal, AttachRequest, SeenRow
@@ -16,7 +17,7 @@ from m4cast.overlay.protocol.clients.memory import ClientMemory, ClientRead
 from m4cast.overlay.protocol.clients.state import ClientProfile, ClientState, Frontier, floor_of
 from m4cast.overlay.protocol.effects import ClientRow
 from m4cast.overlay.sim.checkers import Violation
-from m4cast.overlay.sim.clients.application import Application, Value, matches
+from m4cast.overlay.sim.clients.application import Application, SimTable, Value, matches
 
 Rows = dict[str, dict[str, list[Value]]]
 """Everything that was published: topic -> origin -> values, the first under sequence 1."""
@@ -65,6 +66,8 @@ class ClientPlace:
         """The lease; None: it holds nothing."""
         self.view: dict[NodeId, ClientEntry] = {}
         self.connections: dict[str, int] = {}
+        self.compacted: set[tuple[str, int]] = set()
+        """Rows of the table that are gone here."""
 
     @property
     def answers(self) -> bool:
@@ -120,11 +123,11 @@ class ClientPlace:
 class SimClient:
     """A key, its process while one runs, and the application behind it."""
 
-    def __init__(self, key: str, rows: Rows) -> None:
+    def __init__(self, key: str, rows: Rows, table: SimTable | None) -> None:
         self.key = key
         self.digest = key.encode()
-        self.application = Application(rows)
-        self.acknowledged = Application(rows)
+        self.application = Application(rows, table)
+        self.acknowledged = Application(rows, table)
         """The same, when it last acknowledged."""
         self.memory: ClientMemory | None = ClientMemory()
         """None: no process runs."""
@@ -164,12 +167,14 @@ class SimClient:
 
 
 class ClientWorld:
-    def __init__(self, seed: int, places: int, clients: int) -> None:
+    def __init__(self, seed: int, places: int, clients: int, *, has_table: bool = False) -> None:
+        """`has_table`: its second topic is a table."""
         self.random = Random(seed)
         self.topics, self.origins = ("t", "u"), (f"{1:032x}", f"{2:032x}")
         self.rows: Rows = {topic: {origin: [] for origin in self.origins} for topic in self.topics}
         self.places = [ClientPlace(number, self.topics, self.origins) for number in range(1, places + 1)]
-        self.clients = [SimClient(f"k{number}", self.rows) for number in range(clients)]
+        self.table = SimTable(self.topics[1], self.rows[self.topics[1]]) if has_table else None
+        self.clients = [SimClient(f"k{number}", self.rows, self.table) for number in range(clients)]
         self.cut: frozenset[int] = frozenset()
         """Places, by number from 0, that the others cannot reach."""
         self.serial = 0
@@ -184,12 +189,19 @@ class ClientWorld:
 
     def publish(self, topic: str, origin: str, values: str) -> None:
         self.rows[topic][origin].extend(values)
+        if self.table is not None and self.is_table(topic):
+            self.table.published(origin)
 
     def replicate(self, place: ClientPlace, topic: str, origin: str) -> None:
         here, there = place.nexts[topic][origin], len(self.rows[topic][origin]) + 1
         place.nexts[topic][origin] = self.random.randint(here, there)
 
     def trim(self, place: ClientPlace, topic: str, origin: str) -> None:
+        if self.table is not None and self.is_table(topic):
+            ends = place.nexts[topic]
+            rows = [(each, sequence) for each, until in ends.items() for sequence in range(1, until)]
+            place.compacted |= {row for row in rows if self.table.is_replaced(*row, ends)}
+            return
         low = place.lows[topic][origin]
         upto = max(min(place.held(topic, origin), place.nexts[topic][origin]), low)
         place.lows[topic][origin] = self.random.choice((upto, self.random.randint(low, upto)))
@@ -219,7 +231,7 @@ class ClientWorld:
     # ---- clients
 
     def connect(self, client: SimClient, place: ClientPlace) -> None:
-        """As the library does it: with what it has, else with what the former access point has."""
+        """Reconnect as the library does: with the client's own state, else with that of the former access point."""
         if not place.answers:
             return
         memory = client.memory
@@ -238,7 +250,7 @@ class ClientWorld:
         if isinstance(found, AttachRefusal):
             return
         if memory is None:
-            client.application = deepcopy(saved.owed) if saved else Application(self.rows)
+            client.application = deepcopy(saved.owed) if saved else Application(self.rows, self.table)
             client.memory = ClientMemory(saved.state if saved else None)
             client.acknowledge()
         assert client.memory is not None
@@ -249,7 +261,10 @@ class ClientWorld:
 
     def _attach(self, client: SimClient, place: ClientPlace, request: AttachRequest) -> Attachment | AttachRefusal:
         here = place.states.get(client.key)
-        return access_point.attach(request, place.node_id, place.seen(client.key), here.state if here else None)
+        found = access_point.attach(request, place.node_id, place.seen(client.key), here.state if here else None)
+        if isinstance(found, Attachment) and request.state is not None and found.state.lacking(place.lows):
+            return access_point.renewed(found, place.entry.rows.get(client.key))
+        return found
 
     def _store(self, client: SimClient, place: ClientPlace, found: Attachment) -> None:
         self.serial += 1
@@ -280,8 +295,10 @@ class ClientWorld:
         """Subscribe or unsubscribe: the application's wish and the library's state change together, and are saved."""
         if self.is_connected(client) and client.memory is not None:
             client.coming = None
-            change(client.memory)
-            client.acknowledge()
+            try:
+                change(client.memory)
+            except LocalProtocolError:
+                return  # what a profile that began with what stood has given is not known
             self.save(client)
 
     def subscribe(self, client: SimClient, name: str, topic: str, where: str | None, start: str) -> None:
@@ -290,15 +307,18 @@ class ClientWorld:
         def change(memory: ClientMemory) -> None:
             assert place is not None
             here = dict(place.nexts[topic])
-            begin = here if start == "latest" else dict(place.lows[topic])
-            client.application.subscribe(name, topic, where, begin, here)
-            memory.subscribe(ClientProfile(name, topic, where, None, begin), here)
+            begin = memory.latest(topic, here) if start == "latest" else dict(place.lows[topic])
+            standing = start == "standing"
+            memory.subscribe(ClientProfile(name, topic, where, None, begin, standing=standing), here)
+            for each in (client.application, client.acknowledged):
+                each.subscribe(name, topic, where, begin, here, standing=standing)
 
         self.change_profiles(client, change)
 
     def unsubscribe(self, client: SimClient, name: str) -> None:
         def change(memory: ClientMemory) -> None:
-            client.application.unsubscribe(name)
+            for each in (client.application, client.acknowledged):
+                each.unsubscribe(name)
             memory.unsubscribe(name)
 
         self.change_profiles(client, change)
@@ -316,7 +336,10 @@ class ClientWorld:
         origin = self.random.choice(origins)
         first = read.start.get(topic, {}).get(origin, 1)
         others = [place for place in self.places if place is not client.place]
+        standing: Mapping[str, int] = {} if read.fill is None else read.fill.standing or {}
         for place in (client.place, *others):
+            if any(place.nexts[topic][each] < until for each, until in standing.items()):
+                continue  # it does not know yet what stands there
             if place.answers and place.lows[topic][origin] <= first:
                 self._send(client, place, read, topic, origin, first)
                 return
@@ -337,8 +360,20 @@ class ClientWorld:
                 each
                 for each in range(first, until)
                 if _is_given(client.memory.ahead, read, topic, origin, each, values[each - 1])
+                and not (self.is_table(topic) and self._is_gone(place, read, origin, each))
             ]
             client.receive(ClientPortion(read, topic, origin, sequences, until))
+
+    def is_table(self, topic: str) -> bool:
+        return self.table is not None and topic == self.table.topic
+
+    def _is_gone(self, place: ClientPlace, read: ClientRead, origin: str, sequence: int) -> bool:
+        """True if a row of the table was removed at this place, or did not stand where the fill begins."""
+        assert self.table is not None
+        standing = None if read.fill is None else read.fill.standing
+        if standing is not None and self.table.is_replaced(origin, sequence, standing):
+            return True
+        return (origin, sequence) in place.compacted
 
     def _drop(self, client: SimClient) -> None:
         assert client.memory is not None

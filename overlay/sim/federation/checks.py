@@ -34,7 +34,7 @@ class PublishedEvent:
     hits: dict[Unit, str] = field(default_factory=dict)
     """Sub-units that were charged with it, with the site that matched."""
     is_quiet: bool = False
-    """Nothing had changed for a while when it was published."""
+    """True if nothing had changed for a while when it was published."""
 
 
 @dataclass(slots=True)

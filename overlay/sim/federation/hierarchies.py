@@ -11,7 +11,7 @@ from m4cast.overlay.sim.federation.world import FederationWorld
 
 SETTLE_MS = 60_000
 NEWS_MS = 200
-"""In which the news of an addition reaches the units that are to hear of it."""
+"""The time in which news of an addition reaches the units that are to hear of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,8 @@ class Roamers(FederationWatcher):
         client.at = ""
 
     def published(self, each: PublishedEvent) -> None:
-        """Whoever's want was confirmed for the publisher's unit, where the client is or was, has to get the batch."""
+        """Expect the batch at each client whose want was confirmed for the publisher's unit, where the client is or
+        was."""
         for _, name in each.expected:
             if name in self.clients:
                 self.clients[name].expected[each.event.id] = None

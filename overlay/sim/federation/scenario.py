@@ -11,7 +11,7 @@ from m4cast.overlay.federation.messages import EventId, UnitEvent, UnitWant
 from m4cast.overlay.federation.units import UNITS_MAX
 from m4cast.overlay.sim.federation.checks import FederationChecks
 from m4cast.overlay.sim.federation.hierarchies import place, random_plan
-from m4cast.overlay.sim.federation.world import FederationSite
+from m4cast.overlay.sim.federation.world import FederationSite, uncollected
 from m4cast.overlay.sim.metrics import percentile
 from m4cast.overlay.sim.run import ShowProgress
 
@@ -146,9 +146,10 @@ class UnitsRun:
 def simulate_units(nodes: int, seed: int, batches: int, progress: ShowProgress | None = None) -> UnitsReport:
     """Run the scenario. The same arguments give the same report, apart from `wall_seconds`."""
     started = perf_counter()
-    run = UnitsRun(nodes, seed, progress)
-    takers = run.want()
-    run.publish(batches)
+    with uncollected():
+        run = UnitsRun(nodes, seed, progress)
+        takers = run.want()
+        run.publish(batches)
     checks, world = run.checks, run.world
     expected = [(name, event) for event, each in checks.published.items() for name, _ in each.expected]
     delivered = sum((name, event) in checks.delivered for name, event in expected)

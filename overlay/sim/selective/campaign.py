@@ -61,7 +61,7 @@ def _step(world: SelectiveWorld, random: Random, origins: list[SelectivePlace], 
         text = random.choice(PROFILES)
         topic = random.choice(world.topics)
         if f"{topic}/{text}" not in place.machine.wants.planned:  # type: ignore[union-attr]
-            world.subscribe(place, topic, text, earliest=random.random() < 0.3)
+            _subscribe(world, random, place, topic, text)
             return 1
     elif chance < 0.75:
         assert place.machine is not None
@@ -81,6 +81,19 @@ def _step(world: SelectiveWorld, random: Random, origins: list[SelectivePlace], 
     else:
         _restart(world, random)
     return 0
+
+
+def _subscribe(world: SelectiveWorld, random: Random, place: SelectivePlace, topic: str, text: str | None) -> None:
+    """Subscribe from the earliest rows, the latest, a time or a position on."""
+    chance = random.random()
+    if 0.3 <= chance < 0.5:
+        world.subscribe(place, topic, text, from_ms=max(world.now_ms - random.randint(0, 8_000), 0))
+    elif 0.5 <= chance < 0.7:
+        ends = {stream: max(batches) for stream, batches in world.checks.published.items() if stream.topic == topic}
+        named = {stream.origin: random.randint(1, end + 2) for stream, end in ends.items() if random.random() < 0.8}
+        world.subscribe(place, topic, text, positions=named)
+    else:
+        world.subscribe(place, topic, text, earliest=chance < 0.3)
 
 
 def _restart(world: SelectiveWorld, random: Random) -> None:

@@ -7,7 +7,7 @@ from m4cast.overlay.protocol.effects import Want
 from m4cast.overlay.protocol.selective.contract import keep_id
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.sim.checkers import Violation
-from m4cast.overlay.sim.selective.places import SelectivePlace, does_match, values_of
+from m4cast.overlay.sim.selective.places import SelectivePlace, does_match, is_due, reaches, values_of
 
 
 @dataclass
@@ -16,6 +16,8 @@ class SelectiveChecks:
     """Every batch that was ever durable at its origin, and when."""
     wanted_ever: dict[NodeId, list[Want]] = field(default_factory=dict)
     """Everything that was ever wanted at a node."""
+    trimmed: dict[StreamId, int] = field(default_factory=dict)
+    """Some place does not keep the rows before these any longer."""
 
     def numbered(self, place: SelectivePlace, batch: Batch, now_ms: int) -> None:
         """A number is used once."""
@@ -48,8 +50,12 @@ class SelectiveChecks:
                         continue
                     if first >= begin and not self._is_removed(place, batch):
                         raise Violation("selection", f"{place.name} {name} is covered to {end}, {first} is missing")
-                    if first < begin and at_ms > place.wished.get(name, now_ms):
+                    if first < begin and (at_ms > place.wished.get(name, now_ms) and stored.want.positions is None):
                         raise Violation("active", f"{place.name} {name} begins at {begin}, after {first}")
+                    asked = place.asked.get(name, stored.want)
+                    is_kept = asked.since_ms == stored.want.since_ms and first >= self.trimmed.get(stream_id, 1)
+                    if first < begin and is_kept and reaches(asked, batch):
+                        raise Violation("begin", f"{place.name} {name} begins at {begin}, after {first}")
 
     def _is_removed(self, place: SelectivePlace, batch: Batch) -> bool:
         """Retention removed it here, or a whole holder said that it is kept no longer."""
@@ -73,7 +79,9 @@ class SelectiveChecks:
                     late = [
                         first
                         for first, (batch, at_ms) in batches.items()
-                        if first < end and (at_ms > since_ms or stored.want.earliest) and does_match(stored.want, batch)
+                        if first < end
+                        and does_match(stored.want, batch)
+                        and is_due(stored.want, batch, at_ms, since_ms)
                     ]
                     if late and (covered is None or covered < end):
                         complaints.append(f"{place.name} {stored.want.id} is covered to {covered} of {end}")

@@ -7,18 +7,21 @@ for each.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
+from typing import NamedTuple
 
 from m4cast.overlay.ids import NodeId, StreamId, short_id
 from m4cast.overlay.profiles.profile import parse
 from m4cast.overlay.protocol.effects import (
+    Active,
     Append,
     AppendBatch,
     Covered,
     CreateTopic,
     Input,
     InsertBatch,
+    InterestStateRecord,
     NoteSkip,
     Output,
     Published,
@@ -28,7 +31,9 @@ from m4cast.overlay.protocol.effects import (
     StoredWant,
     Subscribe,
     Subscribed,
+    Trimmed,
     Unsubscribe,
+    WaitActive,
     Want,
     WantRecord,
     Wish,
@@ -38,7 +43,7 @@ from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, Batch, Skip, S
 from m4cast.overlay.protocol.wire.selective import is_selective
 from m4cast.overlay.sim.checkers import Numbers, Violation
 from m4cast.overlay.sim.places import Observer, Place
-from m4cast.overlay.sim.selective.places import PROFILES, VALUES, WANTED, batch_extensions
+from m4cast.overlay.sim.selective.places import PROFILES, VALUES, WANTED, batch_extensions, is_due, reaches
 from m4cast.overlay.sim.world import World
 
 TOPICS = ("select-0", "select-1")
@@ -48,9 +53,12 @@ NAMES_PER_PLACE = 4
 SELECTED_SHARE = 0.5
 """Share of the payloads that go to a selective topic, unless a load says otherwise."""
 KNOWN_MS = 20_000
-"""A node that is up for this long is known to all others, unless the network is split."""
+"""A node that is up and awake for this long is known to all others, unless the network is split."""
 CLOCK_MS_MAX = 20_000
 """The maximum by which clocks are set forwards or back: two of them differ by less than `clock_skew_ms`."""
+WAITED_SHARE = 0.3
+"""Share of the registrations whose clients wait until they are active."""
+WAIT_MS = 3_000
 
 
 def values_of(batch: Batch) -> str:
@@ -69,12 +77,25 @@ def wants_of(place: Place) -> dict[str, StoredWant]:
     return place.disk.content.records.get(WantRecord, {})
 
 
+class AwaitedVersion(NamedTuple):
+    """A version of a node's interest entry that a client waits for."""
+
+    started: int
+    """The life of the node."""
+    incarnation: int
+    ts: int
+    at_ms: int
+    """The time at which it was first on the node's disk: no other node had it before."""
+
+
 class SelectiveLoad(Observer):
-    """Clients that create the topics, and register and unregister at random places."""
+    """Clients that create the topics, register and unregister at random places, and wait for some of that."""
 
     outputs = (Subscribed, Refused)
 
-    def __init__(self, world: World, random: Random) -> None:
+    def __init__(self, world: World, random: Random, *, is_plain: bool = False) -> None:
+        """`is_plain`: registrations begin with the earliest or the latest rows, and nobody waits."""
+        self.is_plain = is_plain
         self.world = world
         self.random = random
         self.keepers = {topic: random.choice((0, 1, 2, 2)) for topic in TOPICS}
@@ -82,9 +103,13 @@ class SelectiveLoad(Observer):
         self.answered = 0
         self.since: dict[tuple[str, str], tuple[Want, int]] = {}
         """(address, registration) -> as it was when its client was answered, and when that was."""
+        self.awaited: dict[int, AwaitedVersion] = {}
+        """Awaited versions by the request that waits for them."""
         self._request = FIRST_REQUEST
         self._asked: dict[int, str] = {}
         """Request -> registration that it makes; empty: another request."""
+        self._made_ms: dict[tuple[NodeId, int, int], int] = {}
+        """The times at which versions of interest entries were first on disk: (node, incarnation, ts) -> time."""
 
     def act(self) -> None:
         up = [place for place in self.world.up() if not place.paused]
@@ -99,9 +124,22 @@ class SelectiveLoad(Observer):
             self._ask(place, Unsubscribe(self._number(""), (name,)))
             if self.random.random() < 0.5:
                 return
-        text = self.random.choice(PROFILES)
-        wish = Wish(name, self.random.choice(TOPICS), parse(text) if text else None, self.random.random() < 0.3)
-        self._ask(place, Subscribe(self._number(name), (wish,)))
+        self._ask(place, Subscribe(self._number(name), (self._wish(place, name),)))
+
+    def _wish(self, place: Place, name: str) -> Wish:
+        """A wish from the earliest rows, the latest, a time or a position on."""
+        text, topic, chance = self.random.choice(PROFILES), self.random.choice(TOPICS), self.random.random()
+        profile = parse(text) if text else None
+        if not self.is_plain and 0.3 <= chance < 0.45:
+            wall_ms = self.world.now_ms + place.trouble.clock_offset_ms
+            return Wish(name, topic, profile, from_ms=max(wall_ms - self.random.randint(0, 8_000), 0))
+        if not self.is_plain and 0.45 <= chance < 0.6:
+            contents = [other.disk.content for other in self.world.places.values()]
+            logs = {each.node_id: each.logs.get(StreamId(each.node_id, topic)) for each in contents}
+            ends = {origin: log.next for origin, log in logs.items() if log is not None}
+            named = {each: self.random.randint(1, end + 2) for each, end in ends.items() if self.random.random() < 0.8}
+            return Wish(name, topic, profile, positions=named)
+        return Wish(name, topic, profile, earliest=chance < 0.3)
 
     def is_known_at(self, place: Place) -> bool:
         """True if the place knows that the topics are selective."""
@@ -123,15 +161,41 @@ class SelectiveLoad(Observer):
         self._asked[self._request] = name
         return self._request
 
-    def _ask(self, place: Place, request: CreateTopic | Subscribe | Unsubscribe) -> None:
+    def _ask(self, place: Place, request: CreateTopic | Subscribe | Unsubscribe | WaitActive) -> None:
         self.world.feed(place, request)
 
     def output(self, place: Place, output: Output) -> None:
-        if isinstance(output, Subscribed) and (name := self._asked.get(output.request)):
-            self.answered += 1
-            stored = wants_of(place).get(name)
-            if stored is not None:
-                self.since[place.address, name] = (stored.want, self.world.now_ms)
+        assert isinstance(output, Subscribed | Refused)
+        name = self._asked.get(output.request, "")
+        if not name or isinstance(output, Refused):
+            return
+        self.answered += 1
+        stored = wants_of(place).get(name)
+        if stored is not None:
+            self.since[place.address, name] = (stored.want, self.world.now_ms)
+        if not self.is_plain and self.random.random() < WAITED_SHARE:
+            self.world.after(1, self._wait, place, place.started, name)
+
+    def synced(self, place: Place, append: Append) -> None:
+        for state in (each.content for each in append.of(InterestStateRecord)):
+            if state is not None:
+                version = (place.disk.content.node_id, state.incarnation, state.ts)
+                self._made_ms.setdefault(version, self.world.now_ms)
+
+    def _wait(self, place: Place, started: int, name: str) -> None:
+        """Wait until the registration is active, as a client does that was answered."""
+        if place.node is None or place.started != started:
+            return
+        span = place.node.interest.history.lasting(name)
+        own = place.node.interest.view.entries.get(place.node.me.node_id)
+        if span is not None and own is not None:
+            number = self._number("")
+            # After a rollback, versions of the former identity may be greater.
+            incarnation, ts = min((span.incarnation, span.ts), own.version[:2])
+            made_ms = self._made_ms.get((place.node.me.node_id, incarnation, ts))
+            if made_ms is not None:
+                self.awaited[number] = AwaitedVersion(started, incarnation, ts, made_ms)
+            self._ask(place, WaitActive(number, span.incarnation, span.ts, WAIT_MS))
 
 
 def _knows(place: Place, topic: str) -> bool:
@@ -141,10 +205,10 @@ def _knows(place: Place, topic: str) -> bool:
 @dataclass
 class SelectiveSafety(Observer):
     """Guarantees 10 and 11, always: what is reported as covered is on the disk, no registration begins after a row that
-    was published since it was made, nothing is stored where nobody wants it, and acknowledged rows are where they were
-    acknowledged."""
+    was published since it was made or that it reaches back to, nobody is named as knowing it who does not, nothing is
+    stored where nobody wants it, and acknowledged rows are where they were acknowledged."""
 
-    outputs = (Covered, Published)
+    outputs = (Covered, Published, Active)
     world: World
     load: SelectiveLoad
     numbers: Numbers
@@ -160,6 +224,8 @@ class SelectiveSafety(Observer):
     """The coverage in the outputs of the input that is being handled: (address, registration, stream) -> end."""
     kept: dict[NodeId, dict[NodeId, None]] = field(default_factory=dict)
     """Origin -> nodes that ever kept it."""
+    trimmed: dict[StreamId, int] = field(default_factory=dict)
+    """Some place does not keep the rows before these any longer."""
 
     def started(self, place: Place) -> None:
         content = place.disk.content
@@ -187,11 +253,14 @@ class SelectiveSafety(Observer):
 
     def _given_up(self, place: Place, skip: Skip) -> None:
         """Check that what is given up is nowhere: neither here nor at a node that could have been asked."""
+        if skip.stream in self.numbers.forked:
+            return  # others have another batch of that number
         wants = [stored.want for stored in wants_of(place).values()]
         for other in self.world.up():
             is_near = other is place or not (other.paused or self.world.are_apart(place, other))
             log = other.disk.content.logs.get(skip.stream)
-            if log is None or not is_near or self.world.now_ms - other.started_at_ms < KNOWN_MS:
+            known_ms = self.world.now_ms - max(other.started_at_ms, other.resumed_at_ms)
+            if log is None or not is_near or known_ms < KNOWN_MS:
                 continue
             for batch in log.batches:
                 is_inside = skip.first_sequence <= batch.first_sequence <= skip.last_sequence
@@ -203,26 +272,46 @@ class SelectiveSafety(Observer):
                     )
 
     def _whole(self, place: Place, batch: Batch) -> Batch:
-        """With its rows: those of one that was staged are on the disk alone."""
+        """The batch with its rows: those of a staged batch are only on disk."""
         log = place.disk.content.logs[batch.stream]
         return next((each for each in log.batches if each.first_sequence == batch.first_sequence), batch)
 
     def _wanted(self, place: Place, wants: list[Want]) -> None:
         ever = self.wanted_ever.setdefault(place.address, {})
         for want in wants:
-            ever[want] = None
+            ever[replace(want, positions=None)] = None
             if want.keeps is not None:
                 self.kept.setdefault(want.keeps, {})[place.disk.content.node_id] = None
 
     def output(self, place: Place, output: Output) -> None:
         if isinstance(output, Covered):
             for origin, end in output.next.items():
-                self.covered[place.address, output.registration, StreamId(origin, output.topic)] = end
+                for each in output.registrations:
+                    self.covered[place.address, each, StreamId(origin, output.topic)] = end
         elif isinstance(output, Published):
             self._acked(place, output)
+        elif isinstance(output, Active) and output.request in self.load.awaited:
+            self._named(place, output)
+
+    def _named(self, place: Place, answer: Active) -> None:
+        """Guarantee 11: whoever is named knows the registration. A node that was started since it was made may be
+        another one by now, which numbers no rows before it has heard of it."""
+        awaited = self.load.awaited[answer.request]
+        if awaited.started != place.started:
+            return
+        me = place.disk.content.node_id
+        for other in self.world.up():
+            assert other.node is not None
+            if other.node.me.node_id not in answer.confirmed or other.started_at_ms > awaited.at_ms:
+                continue
+            entry = other.node.interest.view.entries.get(me)
+            if entry is None or entry.version[:2] < (awaited.incarnation, awaited.ts):
+                raise Violation("active", f"{place.name} names {other.name}, which does not know its registration")
 
     def handled(self, place: Place, event: Input) -> None:
         """Check the coverage after an input: what was covered and taken back by the same input is never seen."""
+        if isinstance(event, Trimmed):
+            self.trimmed[event.stream] = max(event.low, self.trimmed.get(event.stream, 1))
         covered, self.covered = self.covered, {}
         for (_, name, stream), end in covered.items():
             self.check(place, name, stream, end)
@@ -250,8 +339,18 @@ class SelectiveSafety(Observer):
             what = f"{place.name} {name} on {short_id(stream.origin)}/{stream.topic}"
             if first >= begin:
                 raise Violation("selection", f"{what} is covered from {begin} to {end}, {first} is missing")
-            if asked == stored.want and at_ms > since_ms:
+            if asked == stored.want and at_ms > since_ms and asked.positions is None:
                 raise Violation("active", f"{what} begins at {begin}, after {first}, which was published later")
+            if asked == stored.want and reaches(asked, batch) and self._is_kept(batch):
+                raise Violation("begin", f"{what} begins at {begin}, after {first}, which it reaches back to")
+
+    def _is_kept(self, batch: Batch) -> bool:
+        """True if retention removed the batch nowhere: else nobody may be left who knows where it stood."""
+        logs = (place.disk.content.logs.get(batch.stream) for place in self.world.places.values())
+        lows = [log.low for log in logs if log is not None]
+        return batch.first_sequence >= max(lows, default=1) and batch.first_sequence >= self.trimmed.get(
+            batch.stream, 1
+        )
 
     def _acked(self, place: Place, answer: Published) -> None:
         """Guarantee 3 for selective topics: as many other disks as were asked for, keepers' first."""
@@ -263,7 +362,8 @@ class SelectiveSafety(Observer):
                 copies = self.stored.get((rows.stream, first), {})
                 others = [each for each in copies if each != place.disk.content.node_id]
                 keepers = [each for each in others if each in self.kept.get(rows.stream.origin, {})]
-                wanted = min(acks, self.load.keepers.get(rows.stream.topic, 0))
+                is_former = rows.stream.origin != place.disk.content.node_id  # nobody chooses more keepers for it
+                wanted = 0 if is_former else min(acks, self.load.keepers.get(rows.stream.topic, 0))
                 if len(others) < acks or len(keepers) < wanted:
                     had = f"{len(others)} copies, {len(keepers)} of them keepers'"
                     raise Violation(
@@ -300,11 +400,12 @@ class SelectiveSafety(Observer):
         return had / wanted if wanted else 1.0
 
     def _was_wanted(self, place: Place, batch: Batch, at_ms: int) -> bool:
-        return any(
-            does_match(stored.want, batch) and at_ms > self.load.since[place.address, name][1]
-            for name, stored in wants_of(place).items()
-            if (place.address, name) in self.load.since
-        )
+        for name, stored in wants_of(place).items():
+            _, since_ms = self.load.since.get((place.address, name), (None, at_ms))
+            is_later = at_ms > since_ms and is_due(stored.want, batch, at_ms, since_ms)
+            if is_later and does_match(stored.want, batch):
+                return True
+        return False
 
     def _waiting(self) -> list[str]:
         """Registrations that wait for rows: nothing that is known to exist may be waited for without end."""
@@ -328,7 +429,7 @@ class SelectiveSafety(Observer):
             covered = selective.receiving.coverage(stored.want.id, stream)
             _, since_ms = self.load.since.get((place.address, stored.want.id), (None, self.world.now_ms))
             is_wanted = any(
-                (at_ms > since_ms or stored.want.earliest) and first < end and does_match(stored.want, batch)
+                first < end and is_due(stored.want, batch, at_ms, since_ms) and does_match(stored.want, batch)
                 for first, (batch, at_ms) in self.published[stream].items()
             )
             if is_wanted and (covered is None or covered < end):

@@ -109,6 +109,8 @@ class SelectivePlace:
     """The interest view: entries of other nodes, also of absent ones."""
     wished: dict[str, float] = field(default_factory=dict)
     """Registration -> when its client asked for it."""
+    asked: dict[str, Want] = field(default_factory=dict)
+    """Registration -> as its client asked for it."""
     dead: bool = False
 
     @property
@@ -132,6 +134,18 @@ def does_match(want: Want, batch: Batch) -> bool:
         return batch.stream.origin == want.keeps
     text = want.profile.text if want.profile is not None else None
     return want.topic == batch.stream.topic and any(value in WANTED.get(text, "") for value in values_of(batch))
+
+
+def reaches(want: Want, batch: Batch) -> bool:
+    """True if the registration begins at this batch or earlier, whenever the batch was published."""
+    if want.positions is not None:
+        return batch.first_sequence >= want.positions.get(batch.stream.origin, 1)
+    return want.earliest or (want.from_ms is not None and batch.published_at_ms >= want.from_ms)
+
+
+def is_due(want: Want, batch: Batch, at_ms: int, since_ms: float) -> bool:
+    """True if the registration, which was answered at `since_ms`, begins at the batch or before."""
+    return reaches(want, batch) or (at_ms > since_ms and want.positions is None)
 
 
 def apply_write(content: SelectiveContent, write: Written) -> None:

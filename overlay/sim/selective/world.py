@@ -1,6 +1,6 @@
 """The simulated channel: places, an unreliable network between them, and a clock that jumps."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 from random import Random
 
@@ -213,14 +213,24 @@ class SelectiveWorld:
         place.waiting.append((token, (OwnEntry(SimEntry(version, items), epochs), *writes)))
         for want in added:
             place.wished[want.id] = self.now_ms
+            place.asked[want.id] = want
             self.checks.wanted_ever.setdefault(content.node_id, []).append(want)
         self._sync_soon(place)
 
-    def subscribe(self, place: SelectivePlace, topic: str, text: str | None, *, earliest: bool = False) -> str:
+    def subscribe(
+        self,
+        place: SelectivePlace,
+        topic: str,
+        text: str | None,
+        *,
+        earliest: bool = False,
+        from_ms: int | None = None,
+        positions: Mapping[NodeId, int] | None = None,
+    ) -> str:
         name = f"{topic}/{text}"
         profile = ProfileText("sql", 1, text) if text is not None else None
-        since_ms = self.now_ms + place.clock_ms
-        self.register(place, [Want(name, topic, profile, max(since_ms, 0), earliest)])
+        since_ms = max(self.now_ms + place.clock_ms, 0)
+        self.register(place, [Want(name, topic, profile, since_ms, earliest, None, from_ms, positions)])
         return name
 
     # ---- rows
@@ -261,7 +271,8 @@ class SelectiveWorld:
         log = place.content.logs.get(stream_id)
         if log and len(log) > 1:
             oldest = log.pop(min(log))
-            place.content.lows[stream_id] = max(place.content.lows.get(stream_id, 1), oldest.next_sequence)
+            low = place.content.lows[stream_id] = max(place.content.lows.get(stream_id, 1), oldest.next_sequence)
+            self.checks.trimmed[stream_id] = max(self.checks.trimmed.get(stream_id, 1), low)
 
     # ---- the disk
 

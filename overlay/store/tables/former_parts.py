@@ -19,7 +19,7 @@ from m4cast.overlay.store.table import (
     sequence_key,
     to_json,
 )
-from m4cast.overlay.store.tables.meta import META
+from m4cast.overlay.store.tables.meta import META, facts_under
 
 _PREFIX = b"former-part/"
 
@@ -38,14 +38,13 @@ def former_part_value(part: FormerPart) -> bytes:
     return to_json([part.key, part.position, rows.stream.topic, rows.first_sequence, rows.next_sequence])
 
 
-def former_part_of(key: bytes | memoryview, value: bytes | memoryview) -> FormerPart:
-    at = len(_PREFIX)
-    origin = NodeId(bytes(key[at : at + NODE_ID_BYTES]))
+def _former_part_of(place: bytes, value: bytes) -> FormerPart:
+    origin = NodeId(place[:NODE_ID_BYTES])
     publisher, position, topic, first, next_sequence = of_json(value)
     return FormerPart(
         origin=origin,
-        first_batch=number_of(key[at + NODE_ID_BYTES : -NUMBER_BYTES]),
-        part=number_of(key[-NUMBER_BYTES:]),
+        first_batch=number_of(place[NODE_ID_BYTES:-NUMBER_BYTES]),
+        part=number_of(place[-NUMBER_BYTES:]),
         key=publisher,
         position=position,
         rows=Range(StreamId(origin, topic), first, next_sequence),
@@ -63,14 +62,8 @@ def _write(
 
 
 def _read(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[Key, FormerPart]:
-    parts: dict[Key, FormerPart] = {}
-    with txn.cursor(tables[META]) as cursor:
-        is_there = cursor.set_range(_PREFIX)
-        while is_there and bytes(cursor.key()[: len(_PREFIX)]) == _PREFIX:
-            part = former_part_of(cursor.key(), cursor.value())
-            parts[part.origin, part.first_batch, part.part] = part
-            is_there = cursor.next()
-    return parts
+    parts = (_former_part_of(place, value) for place, value in facts_under(_PREFIX, tables, txn))
+    return {(part.origin, part.first_batch, part.part): part for part in parts}
 
 
 FORMER_PART_RECORDS = RecordTable(FormerPartRecord, _write, _read)

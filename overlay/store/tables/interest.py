@@ -6,10 +6,12 @@ A program of before does not look at these keys, so it can still open the store.
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from itertools import islice
+from typing import Any
 
-from m4cast.overlay.ids import StreamId
+from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.effects import (
     ClientRow,
     ClientRowRecord,
@@ -20,6 +22,7 @@ from m4cast.overlay.protocol.effects import (
     Registration,
     RegistrationRecord,
     StoredRecord,
+    Want,
 )
 from m4cast.overlay.store.table import (
     RecordTable,
@@ -31,7 +34,7 @@ from m4cast.overlay.store.table import (
     sequence_key,
     to_json,
 )
-from m4cast.overlay.store.tables.meta import META
+from m4cast.overlay.store.tables.meta import META, facts_under
 
 _STATE_KEY = b"interest"
 _PREFIX = b"registration/"
@@ -56,8 +59,24 @@ def registration_value(row: Registration) -> bytes:
             "since_ms": row.since_ms,
             "earliest": row.earliest,
             "under": row.under,
+            **begin_fields(row),
         }
     )
+
+
+def begin_fields(row: Registration | Want) -> dict[str, object]:
+    """The fields of where it begins, if that is a time or a position."""
+    fields: dict[str, object] = {}
+    if row.from_ms is not None:
+        fields["from_ms"] = row.from_ms
+    if row.positions is not None:
+        fields["positions"] = {origin.hex(): first for origin, first in row.positions.items()}
+    return fields
+
+
+def positions_of(fields: Mapping[str, Any]) -> dict[NodeId, int] | None:
+    written = fields.get("positions")
+    return None if written is None else {NodeId(bytes.fromhex(origin)): first for origin, first in written.items()}
 
 
 def state_value(state: InterestState) -> bytes:
@@ -76,11 +95,9 @@ def _write_row(
 
 def _read_rows(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[str, Registration]:
     rows: dict[str, Registration] = {}
-    with txn.cursor(tables[META]) as cursor:
-        is_there = cursor.set_range(_PREFIX)
-        while is_there and bytes(cursor.key()[: len(_PREFIX)]) == _PREFIX:
-            rows[str(cursor.key()[len(_PREFIX) :], "utf-8")] = Registration(**of_json(cursor.value()))
-            is_there = cursor.next()
+    for key, value in facts_under(_PREFIX, tables, txn):
+        fields = of_json(value)
+        rows[key.decode()] = Registration(**{**fields, "positions": positions_of(fields)})
     return rows
 
 
@@ -107,13 +124,8 @@ def _write_span(
 
 
 def _read_spans(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[int, InterestSpan]:
-    spans: dict[int, InterestSpan] = {}
-    with txn.cursor(tables[META]) as cursor:
-        is_there = cursor.set_range(_SPAN_PREFIX)
-        while is_there and bytes(cursor.key()[: len(_SPAN_PREFIX)]) == _SPAN_PREFIX:
-            spans[number_of(cursor.key()[len(_SPAN_PREFIX) :])] = InterestSpan(**of_json(cursor.value()))
-            is_there = cursor.next()
-    return spans
+    found = facts_under(_SPAN_PREFIX, tables, txn)
+    return {number_of(key): InterestSpan(**of_json(value)) for key, value in found}
 
 
 REGISTRATION_RECORDS = RecordTable(RegistrationRecord, _write_row, _read_rows)
@@ -136,9 +148,9 @@ def _write_client_row(
 
 def _read_client_rows(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[str, ClientRow]:
     rows: dict[str, ClientRow] = {}
-    for key, value in _under(_CLIENT_ROW_PREFIX, b"", tables, txn):
+    for key, value in facts_under(_CLIENT_ROW_PREFIX, tables, txn):
         session, since_ms, covered = _CLIENT_ROW.unpack_from(value)
-        rows[key] = ClientRow(session, covered, since_ms, bytes(value[_CLIENT_ROW.size :]))
+        rows[key.decode()] = ClientRow(session, covered, since_ms, value[_CLIENT_ROW.size :])
     return rows
 
 
@@ -146,7 +158,7 @@ CLIENT_ROW_RECORDS = RecordTable(ClientRowRecord, _write_client_row, _read_clien
 
 
 def write_client_state(key: str, state: bytes | None, tables: Tables, txn: WriteTxn) -> bool:
-    """None removes it. Whether there was one to remove, or it was written."""
+    """Write a client's state; None removes it. True if it was written, or there was one to remove."""
     at = _CLIENT_STATE_PREFIX + key.encode()
     return txn.delete(at, db=tables[META]) if state is None else txn.put(at, state, db=tables[META])
 
@@ -157,20 +169,6 @@ def read_client_state(key: str, tables: Tables, txn: Txn) -> bytes | None:
 
 
 def read_client_states(after: str, limit: int, tables: Tables, txn: Txn) -> list[tuple[str, bytes]]:
-    """At most `limit` states of the keys after `after`, in the order of their bytes."""
-    found: list[tuple[str, bytes]] = []
-    for key, value in _under(_CLIENT_STATE_PREFIX, after.encode(), tables, txn):
-        if key == after:
-            continue
-        if len(found) == limit:
-            break
-        found.append((key, bytes(value)))
-    return found
-
-
-def _under(prefix: bytes, first: bytes, tables: Tables, txn: Txn) -> Iterator[tuple[str, memoryview | bytes]]:
-    with txn.cursor(tables[META]) as cursor:
-        is_there = cursor.set_range(prefix + first)
-        while is_there and bytes(cursor.key()[: len(prefix)]) == prefix:
-            yield str(cursor.key()[len(prefix) :], "utf-8"), cursor.value()
-            is_there = cursor.next()
+    """Return at most `limit` states of the keys after `after`, in the order of their bytes."""
+    found = facts_under(_CLIENT_STATE_PREFIX, tables, txn, after.encode() or None)
+    return [(key.decode(), state) for key, state in islice(found, limit)]

@@ -97,7 +97,7 @@ class SummarisedBatch(NamedTuple):
     next_sequence: int
     payload_bytes: int
     summary: bytes | None
-    """As its origin wrote it, unchecked; None if the batch has none."""
+    """The summary as its origin wrote it, unchecked; None if the batch has none."""
 
 
 class Kept(NamedTuple):

@@ -16,7 +16,7 @@ interest             the version of what this node wants; see `interest`
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from m4cast.overlay.ids import NodeId, StreamId
@@ -116,6 +116,18 @@ def read_fact(key: bytes, tables: Tables, txn: Txn) -> bytes | memoryview:
     value = txn.get(key, db=tables[META])
     assert value is not None, f"the store has no {key.decode()}"
     return value
+
+
+def facts_under(prefix: bytes, tables: Tables, txn: Txn, after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+    """The rest of each key with this prefix, in the order of bytes, and its value; only those after `after`."""
+    first = prefix + (after or b"")
+    with txn.cursor(tables[META]) as cursor:
+        is_there = cursor.set_range(first)
+        if is_there and after is not None and bytes(cursor.key()) == first:
+            is_there = cursor.next()
+        while is_there and bytes(cursor.key()[: len(prefix)]) == prefix:
+            yield bytes(cursor.key()[len(prefix) :]), bytes(cursor.value())
+            is_there = cursor.next()
 
 
 def read_retention_clock(tables: Tables, txn: Txn) -> int | None:

@@ -62,7 +62,7 @@ class PublisherValues:
 def read_publishers(
     start: str, limit: int, stream_of_number: Callable[[int], StreamId], tables: Tables, txn: ReadTxn
 ) -> list[tuple[str, PublisherState]]:
-    """At most `limit` keys from `start` on, in the order of their bytes."""
+    """Return at most `limit` keys from `start` on, in the order of their bytes."""
     found: list[tuple[str, PublisherState]] = []
     with txn.cursor(tables[PUBLISHERS]) as cursor:
         state_of = PublisherValues(stream_of_number).state_of

@@ -1,6 +1,7 @@
 """Named readers: what each still wants, until when it holds that back, and what it lost."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from m4cast.overlay.ids import NodeId, StreamId
@@ -28,6 +29,8 @@ class Reader:
     topics: frozenset[str]
     lease_until_ms: int
     cuts: tuple[Cut, ...] = ()
+    profiles: Mapping[str, str] = field(default_factory=dict)
+    """The condition, in canonical form, by which it reads rows of each topic, as far as it is known."""
 
     def holds(self, stream: StreamId) -> int | None:
         """The first sequence that this reader still wants of the stream; None if it does not want the stream."""
@@ -54,6 +57,7 @@ class Reader:
                 "topics": sorted(self.topics),
                 "frontier": [[s.origin.hex(), s.topic, next_] for s, next_ in self.frontier.items()],
                 "cuts": [[c.stream.origin.hex(), c.stream.topic, *c[1:]] for c in self.cuts],
+                **({"profiles": dict(self.profiles)} if self.profiles else {}),
             }
         )
 
@@ -66,6 +70,7 @@ def reader_of(name: str, value: bytes | memoryview) -> Reader:
         topics=frozenset(fields["topics"]),
         lease_until_ms=fields["lease_until_ms"],
         cuts=tuple(Cut(_stream(origin, topic), *numbers) for origin, topic, *numbers in fields["cuts"]),
+        profiles=fields.get("profiles", {}),
     )
 
 

@@ -8,7 +8,7 @@ spreads      topic -> keepers that the batches of this node's own stream name
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from m4cast.overlay.ids import NodeId, StreamId
@@ -37,7 +37,16 @@ from m4cast.overlay.store.table import (
     sequence_key,
     to_json,
 )
-from m4cast.overlay.store.tables.meta import FORMAT, IDENTITY, META, format_of, identity_of, read_fact
+from m4cast.overlay.store.tables.interest import begin_fields, positions_of
+from m4cast.overlay.store.tables.meta import (
+    FORMAT,
+    IDENTITY,
+    META,
+    facts_under,
+    format_of,
+    identity_of,
+    read_fact,
+)
 
 MARKS, WANT, BEGIN, DESCRIPTOR, SPREAD = b"marks/", b"want/", b"begin/", b"descriptor/", b"spread/"
 
@@ -45,15 +54,6 @@ SELECTIVE_FORMAT = 5
 """The format version of a store that has selective streams."""
 _RUN = struct.Struct("<QQ")
 Runs = tuple[tuple[int, int], ...]
-
-
-def _under(prefix: bytes, tables: Tables, txn: Txn) -> Iterator[tuple[bytes, bytes]]:
-    """The rest of each key with this prefix, and its value."""
-    with txn.cursor(tables[META]) as cursor:
-        is_there = cursor.set_range(prefix)
-        while is_there and bytes(cursor.key()[: len(prefix)]) == prefix:
-            yield bytes(cursor.key()[len(prefix) :]), bytes(cursor.value())
-            is_there = cursor.next()
 
 
 def raise_format(tables: Tables, txn: WriteTxn) -> None:
@@ -75,7 +75,7 @@ def _write_marks(
 def _read_marks(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[StreamId, Runs]:
     return {
         names[number_of(key)]: tuple((start, version) for start, version in _RUN.iter_unpack(bytes(value)))
-        for key, value in _under(MARKS, tables, txn)
+        for key, value in facts_under(MARKS, tables, txn)
     }
 
 
@@ -99,6 +99,7 @@ def _write_want(
         "keeps": None if want.keeps is None else want.keeps.hex(),
         "join": join,
         "node": identity_of(read_fact(IDENTITY, tables, txn)).node_id.hex(),
+        **begin_fields(want),
     }
     txn.put(WANT + record.key.encode(), to_json(fields), db=tables[META])
 
@@ -107,7 +108,7 @@ def _read_wants(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[st
     """One that joined under a former id has no join any longer (0): under a new id all join anew."""
     me = identity_of(read_fact(IDENTITY, tables, txn)).node_id.hex()
     wants: dict[str, StoredWant] = {}
-    for key, value in _under(WANT, tables, txn):
+    for key, value in facts_under(WANT, tables, txn):
         fields = of_json(value)
         name = str(key, "utf-8")
         want = Want(
@@ -117,6 +118,8 @@ def _read_wants(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[st
             since_ms=fields["since_ms"],
             earliest=fields["earliest"],
             keeps=None if fields["keeps"] is None else NodeId(bytes.fromhex(fields["keeps"])),
+            from_ms=fields.get("from_ms"),
+            positions=positions_of(fields),
         )
         wants[name] = StoredWant(want, fields["join"] if fields["node"] == me else 0)
     return wants
@@ -135,7 +138,7 @@ def _write_begin(
 def _read_begins(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[BeginKey, int]:
     return {
         BeginKey(str(key[NUMBER_BYTES:], "utf-8"), names[number_of(key[:NUMBER_BYTES])]): number_of(value)
-        for key, value in _under(BEGIN, tables, txn)
+        for key, value in facts_under(BEGIN, tables, txn)
     }
 
 
@@ -150,7 +153,7 @@ def _write_descriptor(
 
 def _read_descriptors(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[str, TopicDescriptor]:
     found: dict[str, TopicDescriptor] = {}
-    for key, value in _under(DESCRIPTOR, tables, txn):
+    for key, value in facts_under(DESCRIPTOR, tables, txn):
         topic, fields = str(key, "utf-8"), of_json(value)
         node_id = NodeId(bytes.fromhex(fields["node"]))
         found[topic] = TopicDescriptor(topic, fields["keepers"], tuple(fields["route_by"]), fields["counter"], node_id)
@@ -166,7 +169,7 @@ def _write_spread(
 
 
 def _read_spreads(names: dict[int, StreamId], tables: Tables, txn: Txn) -> dict[str, int]:
-    return {str(key, "utf-8"): number_of(value) for key, value in _under(SPREAD, tables, txn)}
+    return {str(key, "utf-8"): number_of(value) for key, value in facts_under(SPREAD, tables, txn)}
 
 
 MARKS_RECORDS = RecordTable(MarksRecord, _write_marks, _read_marks)

@@ -4,7 +4,7 @@
 from dataclasses import asdict, dataclass
 
 from m4cast.overlay.store.table import StoreTable, Tables, Txn, WriteTxn, of_json, to_json
-from m4cast.overlay.store.tables.meta import META
+from m4cast.overlay.store.tables.meta import META, facts_under
 
 TOPICS = StoreTable("topics")
 
@@ -28,7 +28,7 @@ class Keep:
 
 
 def write_keep(topic: str, keep: Keep | None, tables: Tables, txn: WriteTxn) -> None:
-    """None removes the topic's setting."""
+    """Write a topic's own setting; None removes it."""
     if keep is None:
         txn.delete(topic.encode(), db=tables[TOPICS])
     else:
@@ -40,7 +40,7 @@ def read_keeps(tables: Tables, txn: Txn) -> dict[str, Keep]:
 
 
 def write_summarised(topic: str, columns: ColumnPaths | None, tables: Tables, txn: WriteTxn) -> None:
-    """None removes the topic's setting."""
+    """Write a topic's own setting; None removes it."""
     key = _PREFIX + topic.encode()
     if columns is None:
         txn.delete(key, db=tables[META])
@@ -49,11 +49,5 @@ def write_summarised(topic: str, columns: ColumnPaths | None, tables: Tables, tx
 
 
 def read_summarised(tables: Tables, txn: Txn) -> dict[str, ColumnPaths]:
-    found: dict[str, ColumnPaths] = {}
-    with txn.cursor(tables[META]) as cursor:
-        is_there = cursor.set_range(_PREFIX)
-        while is_there and bytes(cursor.key()[: len(_PREFIX)]) == _PREFIX:
-            topic = str(cursor.key()[len(_PREFIX) :], "utf-8")
-            found[topic] = tuple(tuple(path) for path in of_json(cursor.value()))
-            is_there = cursor.next()
-    return found
+    found = facts_under(_PREFIX, tables, txn)
+    return {topic.decode(): tuple(tuple(path) for path in of_json(value)) for topic, value in found}

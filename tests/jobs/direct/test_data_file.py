@@ -26,10 +26,12 @@ from pyspark.sql.types import (
 
 from m4cast.jobs.direct import data_file
 from m4cast.jobs.direct.data_file import written_files
-from m4cast.jobs.direct.layout import COLUMN_ID, PHYSICAL_NAME, FileLayout, columns_in, has_columns
+from m4cast.jobs.direct.layout import COLUMN_ID, PHYSICAL_NAME, FileLayout, columns_in, has_columns, unmet
 from m4cast.spark_connector.columns import arrow_schema
 
 AT = datetime(2026, 3, 1, 12, 0, 0, 1_999, tzinfo=UTC)
+LAST = "\U0010ffff"
+SEVEN = {"CURRENT_DEFAULT": "7"}
 
 
 def mapped(name: str, type_: DataType, number: int) -> StructField:
@@ -84,6 +86,16 @@ def test_files_have_the_names_and_ids_of_the_table(tmp_path: Path) -> None:
     assert found.schema.field("col-3").type.field(1).metadata == {b"PARQUET:field_id": b"6"}
 
 
+@pytest.mark.parametrize("partition", [None, "what"])
+def test_a_file_that_is_described_is_on_the_disk(tmp_path: Path, synced: set[Path], partition: str | None) -> None:
+    """Its name and that of its folder are on the disk, too."""
+    columns = StructType([StructField("id", LongType()), StructField("what", StringType())])
+    layout = replace(layout_of(tmp_path, columns, ()), partition=partition)
+    for file in written_files(layout, [batch_of(columns, [{"id": 1, "what": "a"}, {"id": 2, "what": "b"}])]):
+        place = tmp_path / file.name
+        assert {place, place.parent, tmp_path} <= synced
+
+
 def test_statistics_are_those_of_all_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_file, "ROW_GROUP_ROWS", 2)
     types = {"n": LongType(), "x": DoubleType(), "what": StringType(), "day": DateType(), "none": LongType()}
@@ -113,6 +125,46 @@ def test_statistics_are_those_of_all_row_groups(tmp_path: Path, monkeypatch: pyt
         },
         "nullCount": {"n": 1, "x": 1, "what": 1, "day": 2, "none": 3, "at": 1, "local": 2},
     }
+
+
+@pytest.mark.parametrize(
+    ("value", "greatest"),
+    [
+        ("z" * 32 + LAST, "z" * 32 + LAST),
+        ("z" * 32 + LAST + "a", "z" * 32 + LAST * 2),
+        (LAST * 40 + "a", LAST * 41),
+        (LAST * 40, LAST * 40),
+        ("z" * 31 + LAST + "a", "z" * 31 + LAST * 2),
+    ],
+    ids=["at the end", "at the cut", "all but one", "all", "before the cut"],
+)
+def test_no_text_is_greater_than_the_greatest_of_its_statistics(tmp_path: Path, value: str, greatest: str) -> None:
+    """Even if it has the last of all characters where it is cut."""
+    columns = StructType([StructField("what", StringType())])
+    (file,) = written_files(layout_of(tmp_path, columns, (("what",),)), [batch_of(columns, [{"what": value}])])
+    assert json.loads(file.statistics)["maxValues"]["what"] == greatest >= value
+
+
+def test_values_that_python_lacks_have_no_ends_in_statistics(tmp_path: Path) -> None:
+    """Years beyond 9999, as Spark has them, and text that is none."""
+    columns = StructType([StructField("day", DateType()), StructField("what", StringType())])
+    no_text = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe"))
+    batch = pa.RecordBatch.from_arrays([pa.array([4_000_000], pa.date32()), no_text], schema=arrow_schema(columns))
+    (file,) = written_files(layout_of(tmp_path, columns, (("day",), ("what",))), [batch])
+    assert json.loads(file.statistics) == {
+        "numRecords": 1,
+        "minValues": {},
+        "maxValues": {},
+        "nullCount": {"day": 0, "what": 0},
+    }
+
+
+def test_a_dot_in_a_name_is_no_path(tmp_path: Path) -> None:
+    """In a table without column mapping, names are those of its files."""
+    columns = StructType([StructField("a.b", LongType()), StructField("a", StructType([StructField("b", LongType())]))])
+    layout = layout_of(tmp_path, columns, (("a.b",), ("a", "b")))
+    (file,) = written_files(layout, [batch_of(columns, [{"a.b": 1, "a": {"b": 2}}])])
+    assert json.loads(file.statistics)["maxValues"] == {"a.b": 1, "a": {"b": 2}}
 
 
 def test_statistics_of_a_field_of_a_struct_have_its_path(tmp_path: Path) -> None:
@@ -185,3 +237,29 @@ def test_a_layout_has_the_columns_of_the_topic_as_the_table_has_them() -> None:
 )
 def test_files_fit_a_table_that_has_kept_their_columns(table: StructType, fits: bool, tmp_path: Path) -> None:
     assert layout_of(tmp_path).is_part_of(table) == fits
+
+
+@pytest.mark.parametrize(
+    ("column", "why"),
+    [
+        (StructField("more", LongType()), None),
+        (StructField("more", LongType(), nullable=False), "rows lack column 'more', which is NOT NULL"),
+        (StructField("ID", LongType(), nullable=False), None),
+        (
+            StructField("more", LongType(), True, {"CURRENT_DEFAULT": "7"}),
+            "rows lack column 'more', which has a default",
+        ),
+        (StructField("id", LongType(), True, {"CURRENT_DEFAULT": "7"}), None),
+        (
+            StructField("id", StringType(), True, {"__CHAR_VARCHAR_TYPE_STRING": "varchar(3)"}),
+            "the length of column 'id' is limited",
+        ),
+    ],
+)
+def test_what_a_table_asks_of_rows_is_known(column: StructField, why: str | None) -> None:
+    assert unmet(StructType([column]), {"id"}) == why
+
+
+def test_columns_that_were_renamed_are_in_files(tmp_path: Path) -> None:
+    table = StructType([mapped("renamed", LongType(), 1), mapped("new", LongType(), 9)])
+    assert layout_of(tmp_path).names_in(table) == ["renamed"]

@@ -1,6 +1,8 @@
 """The direct engine: tables equal to those of Spark, through kills and changes of the engine."""
 
+import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -119,6 +121,26 @@ def test_both_engines_make_equal_tables(
         return [(row["version"], row["operation"]) for row in found]
 
     assert len(set(map(tuple, of_both(history)))) == 1
+    assert [named_in_history(spark, each, events) for each in plans] == [
+        [(query_of(spark, each, events), rows) for rows in (40, 40, 20) * 2] for each in plans
+    ]
+
+
+def named_in_history(spark: SparkSession, plan: Ingest, table: Table) -> list[tuple[str, int]]:
+    """The query and the number of rows of each commit. Those of Kernel have them in `engineInfo` alone."""
+    found = spark.sql(f"DESCRIBE HISTORY {table.quoted(plan.tables)}").where("operation = 'STREAMING UPDATE'")
+    named = []
+    for row in found.orderBy("version").collect():
+        about = re.fullmatch(r"Kernel-\S+/m4cast ingest query (\S+), micro-batch \d+, (\d+) rows", row["engineInfo"])
+        query, rows = about.groups() if about else (row["operationParameters"]["queryId"], None)
+        named.append((str(query), int(rows or row["operationMetrics"]["numOutputRows"])))
+    return named
+
+
+def query_of(spark: SparkSession, plan: Ingest, table: Table) -> str:
+    """The query's id, as its checkpoint has it."""
+    checkpoint = plan.shared_checkpoint if plan.engine == "direct" else plan.checkpoint(table)
+    return str(json.loads(Path(checkpoint, "metadata").read_text())["id"])
 
 
 def wide(tables: TableFolder, table: Table) -> Any:
@@ -189,7 +211,7 @@ def test_ended_between_writing_and_committing(
 def test_a_table_changes_engines_as_often_as_wanted(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, events: Table
 ) -> None:
-    """What one engine has committed, the other does not repeat, even if the first was killed before Spark noted it."""
+    """Neither engine repeats what the other has committed, even if that was killed before Spark noted it."""
     engines: list[tuple[Engine, Engine]] = [("direct", "spark"), ("spark", "direct"), ("direct", "spark")]
     for number, (one, other) in enumerate(engines, 1):
         cluster.channel("n1").publish(topic, rows(number * 50, 50))

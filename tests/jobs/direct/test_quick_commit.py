@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from m4cast.jobs.direct.data_file import DataFile
 from m4cast.jobs.direct.layout import FileLayout
-from m4cast.jobs.direct.quick_commit import LastCommit
+from m4cast.jobs.direct.quick_commit import LastCommit, is_replaced
 
 FILE = DataFile(name="part-1.parquet", rows=3, bytes=70, modified_at_ms=5, statistics='{"numRecords": 3}')
 
@@ -41,11 +41,25 @@ def path(log: Path, version: int) -> Path:
     return log / f"{version:020}.json"
 
 
+def test_a_version_that_is_taken_is_on_the_disk(
+    last: LastCommit, layout: FileLayout, log: Path, synced: set[Path]
+) -> None:
+    assert last.followed([FILE], layout, "q", 6, "") is not None
+    assert log in synced and len(synced) == 2
+
+
 def test_the_next_version_is_taken(last: LastCommit, layout: FileLayout, log: Path) -> None:
     after = last.followed([FILE], layout, "q", 6, "the writer")
     assert after == replace(last, version=8, micro_batch=6)
     about, transaction, add = (json.loads(line) for line in path(log, 8).read_text().splitlines())
     assert (about["commitInfo"]["engineInfo"], about["commitInfo"]["operation"]) == ("the writer", "STREAMING UPDATE")
+    assert about["commitInfo"]["operationParameters"] == {"outputMode": "Append", "queryId": "q", "epochId": "6"}
+    assert about["commitInfo"]["operationMetrics"] == {
+        "numAddedFiles": "1",
+        "numRemovedFiles": "0",
+        "numOutputRows": "3",
+        "numOutputBytes": "70",
+    }
     assert (transaction["txn"]["appId"], transaction["txn"]["version"]) == ("q", 6)
     assert add["add"] == {
         "path": "part-1.parquet",
@@ -73,10 +87,36 @@ def test_another_ones_version_is_not_overwritten(last: LastCommit, layout: FileL
     assert sorted(log.iterdir()) == [path(log, 7), path(log, 8)]
 
 
+def test_a_version_that_another_writer_has_replaced_is_known(last: LastCommit, layout: FileLayout, log: Path) -> None:
+    assert last.followed([FILE], layout, "q", 6, "") is not None
+    assert not is_replaced(log, 8, "q", 6)
+    own = path(log, 8).read_text()
+    another = log / "another"
+    another.write_text(own.replace('"appId":"q"', '"appId":"p"'))
+    another.rename(path(log, 8))
+    assert is_replaced(log, 8, "q", 6)
+    path(log, 8).write_text("")
+    assert is_replaced(log, 8, "q", 6)
+    path(log, 8).unlink()
+    assert not is_replaced(log, 8, "q", 6), "it was removed, as Delta does in time"
+
+
 def test_a_table_in_place_of_the_known_one_gets_no_hole(last: LastCommit, layout: FileLayout, log: Path) -> None:
     path(log, 7).rename(path(log, 0))
     assert last.followed([FILE], layout, "q", 5, "") is None
     assert not path(log, 8).exists()
+
+
+def test_a_table_in_place_of_the_known_one_is_noticed_though_it_has_as_many_versions(
+    last: LastCommit, layout: FileLayout, log: Path
+) -> None:
+    path(log, 7).rename(log / "another")
+    path(log, 7).touch()
+    assert last.followed([FILE], layout, "q", 5, "") is None
+    assert not path(log, 8).exists()
+    (log / "another").rename(path(log, 7))
+    after = last.followed([FILE], layout, "q", 5, "")
+    assert after is not None and after.followed([FILE], layout, "q", 6, "") is not None
 
 
 def test_checkpoints_other_columns_and_other_features_are_kernels(

@@ -1,5 +1,7 @@
 """One query for many topics: the trouble of one is its own, and nobody's rows are lost or doubled by it."""
 
+import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,15 @@ from m4cast.jobs.direct import engine, shared_feed
 from m4cast.jobs.direct.layout import FileLayout
 from m4cast.jobs.direct.shared_feed import SharedFeed
 from m4cast.jobs.direct.table_log import TableLog
-from m4cast.jobs.feeds.feed import FeedFailedError, started
+from m4cast.jobs.feeds import feed
+from m4cast.jobs.feeds.event_feeds import EventFeeds
+from m4cast.jobs.feeds.feed import FeedFailedError, FeedState, started
 from m4cast.jobs.ingest import Filled, Ingest, run
 from m4cast.jobs.table_folder import TableFolder
 from m4cast.schemas.tables.events import events_table
 from m4cast.schemas.tables.table import Table
+
+TIMEOUT_S = 240.0
 
 
 @pytest.fixture
@@ -32,7 +38,7 @@ def plan(nodes: str, topics: tuple[str, ...], folder: str) -> Ingest:
 
 @pytest.fixture
 def queries(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """That are started meanwhile."""
+    """The queries that are started meanwhile."""
     found: list[Any] = []
 
     def noted(*given: Any) -> Any:
@@ -99,19 +105,123 @@ def test_all_topics_share_a_query_and_a_poisoned_one_stops_only_itself(
         assert_once(spark, plan, name, range(15))
 
 
+def test_a_poisoned_topic_of_a_continuous_ingest_recovers_once_it_is_mended(
+    spark: SparkSession,
+    cluster: LocalCluster,
+    plan: Ingest,
+    topics: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    queries: list[Any],
+) -> None:
+    """There is a file in place of its table for a while. The query goes on, and the other topics with it."""
+    monkeypatch.setattr(feed, "AGAIN_S", 0.5)
+    place, away = Path(events_table(topics[1], StructType()).path(plan.tables)), Path(plan.tables, "away")
+    stop = threading.Event()
+    steps: list[str] = []
+
+    def look(states: Sequence[FeedState]) -> None:
+        rows = [next((each.rows for each in states if each.table == f"events/{name}"), 0) for name in topics]
+        reasons = [each.error for each in states if each.error is not None]
+        match len(steps), rows:
+            case 0, [10, 10, 10]:
+                place.rename(away)
+                place.write_text("not a table")
+                publish(cluster, topics, range(10, 20))
+                steps.append("poisoned")
+            case 1, [20, 10, 20] if reasons:
+                publish(cluster, topics, range(20, 30))
+                steps.append("the others have gone on")
+            case 2, [30, 10, 30] if reasons:
+                place.unlink()
+                away.rename(place)
+                steps.append("mended")
+            case 3, [30, 30, 30] if not reasons:
+                stop.set()
+
+    watchdog = threading.Timer(TIMEOUT_S, stop.set)
+    watchdog.start()
+    publish(cluster, topics, range(10))
+    try:
+        run(spark, replace(plan, continuous=True, interval_s=0), stop=stop, on_progress=look)
+    finally:
+        watchdog.cancel()
+    assert len(steps) == 3 and len(queries) == 1, steps
+    for name in topics:
+        assert_once(spark, plan, name, range(30))
+
+
+@pytest.mark.parametrize("moment", ["at the end of its micro-batch", "after it"])
+def test_a_commit_that_another_writer_replaces_is_repeated(
+    spark: SparkSession,
+    cluster: LocalCluster,
+    plan: Ingest,
+    topics: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+) -> None:
+    """The other writer replaces it by a version that it was about to write, as Delta does on a local disk."""
+    publish(cluster, topics, range(10))
+    table = events_table(topics[1], StructType())
+    log = Path(table.path(plan.tables)) / "_delta_log"
+    replaced: list[Path] = []
+
+    def replace_last() -> None:
+        newest = max(log.glob("*.json"))
+        another = log / ".another"
+        another.write_text('{"commitInfo":{"timestamp":1,"operation":"OPTIMIZE","operationParameters":{}}}\n')
+        another.rename(newest)
+        replaced.append(newest)
+
+    append, commit = TableLog.append, SharedFeed._commit
+
+    def appended(self: TableLog, files: Any, layout: FileLayout, query: str, micro_batch: int) -> bool:
+        done = append(self, files, layout, query, micro_batch)
+        if layout.folder == str(log.parent) and not replaced and moment != "after it":
+            replace_last()
+        return done
+
+    def committed(self: SharedFeed, reports: Any, micro_batch: int) -> None:
+        commit(self, reports, micro_batch)
+        has_rows = any('"add"' in version.read_text() for version in log.glob("*.json"))
+        if not replaced and has_rows:  # the topic may join with a later micro-batch
+            replace_last()
+
+    monkeypatch.setattr(TableLog, "append", appended)
+    monkeypatch.setattr(SharedFeed, "_commit", committed)
+    run(spark, plan)
+    assert replaced
+    for name in topics:
+        assert_once(spark, plan, name, range(10))
+    assert TableFolder(spark, plan.tables).version(table)[1] == int(replaced[0].stem) + 1
+
+
+@pytest.mark.parametrize(
+    ("trouble", "moment"),
+    [
+        ("its table cannot be read", "before Delta's commits"),
+        ("it has not joined yet", "after them"),
+        pytest.param("its table cannot be read", "after them", marks=pytest.mark.soak),
+        pytest.param("it has not joined yet", "before Delta's commits", marks=pytest.mark.soak),
+    ],
+)
 def test_a_micro_batch_is_repeated_though_a_table_is_not_ready(
     spark: SparkSession,
     cluster: LocalCluster,
     plan: Ingest,
     topics: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
+    trouble: str,
+    moment: str,
 ) -> None:
-    """The driver is killed before it commits, and does not get the layout of one table when it is back."""
+    """The driver is killed before it commits, or before Spark does, and one topic takes no part when it is back."""
     publish(cluster, topics, range(10))
     run(spark, plan)
     publish(cluster, topics, range(10, 20))
+    commit = SharedFeed._commit_topic
 
-    def killed(*_: object) -> bool:
+    def killed(self: SharedFeed, name: str, *given: Any) -> bool:
+        if moment == "after them":
+            assert commit(self, name, *given)
         raise OSError("killed")
 
     with monkeypatch.context() as patch:
@@ -119,11 +229,15 @@ def test_a_micro_batch_is_repeated_though_a_table_is_not_ready(
         with pytest.raises(FeedFailedError, match=r"^events: .*killed"):
             run(spark, plan)
     with monkeypatch.context() as patch:
-        without(topics[1], patch, None)
-        with pytest.raises(FeedFailedError, match=rf"^events/{topics[1]}: the table cannot be read$"):
+        if trouble == "it has not joined yet":
+            patch.setattr(EventFeeds, "_topics_now", lambda feeds: (topics[0], topics[2]))
             run(spark, plan)
+        else:
+            without(topics[1], patch, None)
+            with pytest.raises(FeedFailedError, match=rf"^events/{topics[1]}: the table cannot be read$"):
+                run(spark, plan)
     assert_once(spark, plan, topics[0], range(20))
-    assert_once(spark, plan, topics[1], range(10))
+    assert_once(spark, plan, topics[1], range(10 if moment == "before Delta's commits" else 20))
     run(spark, plan)
     for name in topics:
         assert_once(spark, plan, name, range(20))
@@ -162,7 +276,7 @@ def test_the_checkpoint_of_a_query_for_one_topic_is_continued(
 def test_rows_are_filtered_by_the_nodes(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topics: tuple[str, ...]
 ) -> None:
-    """By one condition for all topics, and then by one for each, the same rows for both engines."""
+    """One condition for all topics, and then one for each, select the same rows with both engines."""
     publish(cluster, topics, range(10))
     plan = replace(plan, options={"where": "id >= 3"})
     assert [each.rows for each in filled_by(spark, plan)] == [7, 7, 7]

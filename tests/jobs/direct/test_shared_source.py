@@ -1,4 +1,4 @@
-"""What the shared query reads in a micro-batch, as arithmetic on offsets and joins."""
+"""Contents of a micro-batch of the shared query, as arithmetic on offsets and joins."""
 
 import json
 from pathlib import Path

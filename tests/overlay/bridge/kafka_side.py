@@ -67,7 +67,7 @@ class KafkaSide:
 
     @contextmanager
     def counting(self, topic: str) -> Iterator[Callable[[], int]]:
-        """How many records of one partition are committed by now, about: marks of transactions count, too."""
+        """The approximate number of committed records of one partition: marks of transactions count, too."""
         partition = TopicPartition(topic, 0)
         consumer = KafkaConsumer(bootstrap_servers=self.address, isolation_level="read_committed")
         try:
@@ -76,7 +76,7 @@ class KafkaSide:
             consumer.close()
 
     def read(self, topic: str, count: int, partitions: int = 1) -> list[Any]:
-        """So many committed records, in the order of each partition; fails if they do not come, or more do."""
+        """So many committed records, in the order of each partition; fails if fewer or more arrive."""
         consumer = KafkaConsumer(
             bootstrap_servers=self.address,
             auto_offset_reset="earliest",

@@ -85,7 +85,7 @@ class BridgeThread:
             self.error = error
 
     def wait(self) -> BaseException | None:
-        """Until it ends by itself; why."""
+        """Wait until it ends by itself; returns why."""
         self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive(), "it still runs"
         return self.error
@@ -95,7 +95,7 @@ class BridgeThread:
         self.wait()
 
     def counted(self, name: str) -> float:
-        """Of all labels together."""
+        """The sum of a metric over all labels."""
         return sum(
             sample.value
             for family in self.metrics.registry.collect()

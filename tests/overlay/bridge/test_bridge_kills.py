@@ -62,7 +62,7 @@ def rows_kept(channel: Channel, topic: str) -> int:
 
 
 def produce(kafka: KafkaSide, topic: str, records: int, done: threading.Event) -> None:
-    """As a user's producer does: it waits for a broker that is away."""
+    """Publish as a user's producer does: it waits for a broker that is away."""
     with kafka.producer(delivery_timeout_ms=600_000, max_block_ms=600_000) as producer:
         for at in range(records):
             producer.send(topic, b"%d" % at, partition=at % PARTITIONS)

@@ -122,7 +122,7 @@ def test_rows_do_not_go_back_where_they_came_from(kafka: KafkaSide, channel: Cha
 # ---- what cannot be carried
 
 
-def test_poison_goes_to_the_dead_letters_with_reason_and_offset_and_stops_nobody(
+def test_poison_becomes_dead_letters_with_reason_and_offset(
     kafka: KafkaSide, channel: Channel, registry: SmallRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     number = registry.add({"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]})
@@ -210,7 +210,7 @@ def test_new_partitions_and_topics_are_carried_and_latest_means_from_now(kafka: 
 
 
 def test_a_kafka_out_from_now_on_carries_what_came_while_it_was_away(kafka: KafkaSide, channel: Channel) -> None:
-    """Also if it had carried nothing when it ended."""
+    """The same holds if it had carried nothing when it ended."""
     topic, back = f"t-{uuid.uuid4().hex[:8]}", kafka.make_topic()
     settings = {"topics": [f"{topic} -> {back}"], "start": "latest", "name": new_name()}
     channel.publish(topic, [{"value": b"before"}])
@@ -285,7 +285,7 @@ def test_rows_that_the_nodes_removed_are_a_loss(kafka: KafkaSide, channel: Chann
 
 
 def test_two_bridges_of_one_name_that_race_publish_each_record_once(kafka: KafkaSide, channel: Channel) -> None:
-    """In groups of their own, so that Kafka does not keep them apart: whoever comes late stops."""
+    """They are in groups of their own, so that Kafka does not separate them: the later one stops."""
     topic, name, count = kafka.make_topic(), new_name(), 5_000
     kafka.send(topic, [Sent(b"%d" % at) for at in range(count)])
     settings = {"topics": [topic], "name": name, "batch_bytes": 4096, "linger_ms": 0}

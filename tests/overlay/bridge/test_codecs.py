@@ -414,7 +414,7 @@ def test_a_registry_that_is_down_is_nobodys_fault(registry: SmallRegistry) -> No
         codec.decode(given(written(ORDER, AN_ORDER, with_registry(number))))
 
 
-def test_what_has_no_columns_is_said() -> None:
+def test_types_without_columns_are_refused() -> None:
     node: dict[str, Any] = {"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["null", "Node"]}]}
     with pytest.raises(UnsupportedError, match="recursive record"):
         arrow_schema(node)
@@ -584,7 +584,7 @@ def test_an_event_with_columns_of_other_types_is_a_problem() -> None:
         pytest.param(avro_definition(records.DEAD_LETTER), DEAD_LETTER, id="dead letter"),
     ],
 )
-def test_the_avro_and_arrow_definitions_say_the_same(definition: Definition, columns: pa.Schema) -> None:
+def test_the_avro_and_arrow_definitions_agree(definition: Definition, columns: pa.Schema) -> None:
     assert arrow_schema(definition) == columns
     fastavro.parse_schema(definition)
 

@@ -269,8 +269,8 @@ def test_a_partition_with_a_backlog_may_be_taken_away() -> None:
     assert bridge._feeds == {}, "nothing more is done for it"
 
 
-def test_a_partition_that_is_taken_away_on_kafkas_thread_after_the_poll_stops_nobody() -> None:
-    """Of which the bridge hears only in its next round."""
+def test_a_partition_revoked_after_the_poll_does_not_stop_the_bridge() -> None:
+    """The bridge hears of it only in its next round."""
     bridge = full()
     resumed = bridge._feeds[PARTITION]
     bridge.consumer.state.assign_from_subscribed([])
@@ -281,7 +281,7 @@ def test_a_partition_that_is_taken_away_on_kafkas_thread_after_the_poll_stops_no
     assert bridge.consumer.paused() == {PARTITION}, "what was being written of it is waited for"
 
 
-def test_offsets_that_are_gone_of_a_partition_that_is_gone_stop_nobody() -> None:
+def test_lost_offsets_of_a_revoked_partition_do_not_stop_the_bridge() -> None:
     bridge = full()
 
     def happens() -> None:
@@ -292,7 +292,7 @@ def test_offsets_that_are_gone_of_a_partition_that_is_gone_stop_nobody() -> None
     assert bridge._feeds == {}
 
 
-def test_errors_of_the_consumer_about_partitions_that_it_has_are_told() -> None:
+def test_consumer_errors_of_assigned_partitions_are_reported() -> None:
     bridge = full()
     with pytest.raises(ValueError, match="no such thing"):
         bridge.group.steer(_fails, PARTITION)

@@ -55,7 +55,7 @@ class StubProducer:
 def carried(
     codec: Codec, columns: dict[str, Any], *, value_bytes_max: int = LETTER_BYTES_MAX
 ) -> tuple[list[tuple[Any, ...]], list[dict[str, Any]]]:
-    """What was sent, as (topic, value, key, headers, partition, timestamp), and the dead letters."""
+    """The records that were sent, as (topic, value, key, headers, partition, timestamp), and the dead letters."""
     rows = pa.record_batch(columns)
     count = rows.num_rows
     of_channel = {

@@ -35,7 +35,7 @@ CODECS = ("raw", "json", "avro", "avro-single", "cloudevents", "cloudevents-stru
 
 
 def number_of(codec: str, row: dict[str, Any]) -> int:
-    """Which of the good records a row was made of."""
+    """The good record that a row was made of."""
     match codec:
         case "raw":
             return int(row["value"])

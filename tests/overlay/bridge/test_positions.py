@@ -1,4 +1,4 @@
-"""Where a partition begins, and what counts as a loss."""
+"""Positions of partitions: where one begins, and what counts as a loss."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a record has besides its value, as columns and in dead letters, when somebody wrote odd things there."""
+"""Parts of a record besides its value, as columns and in dead letters, with odd contents."""
 
 import datetime
 from typing import Any, NamedTuple

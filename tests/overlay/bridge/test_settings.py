@@ -1,4 +1,4 @@
-"""What a bridge is told: files, flags, routes; and what is refused, by name."""
+"""Settings of a bridge: files, flags, routes; and those that are refused, by name."""
 
 from dataclasses import fields
 from pathlib import Path

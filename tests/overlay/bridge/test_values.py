@@ -89,7 +89,7 @@ def json_held(written: str, said: Decimal, type_: pa.DataType) -> Any:
 
 
 def held(value: Value, type_: pa.DataType) -> Any:
-    """What the value is under this type, or UNFIT."""
+    """The value under this type, or UNFIT."""
     kind, said = value.kind, value.said
     if kind == "null":
         return None
@@ -226,7 +226,7 @@ def whole(chance: random.Random, bits: int) -> int:
 
 
 def avro_value(schema: Any, chance: random.Random) -> Value:
-    """As fastavro writes it under the plain schema, without logical types."""
+    """The value as fastavro writes it under the plain schema, without logical types."""
     name = schema if isinstance(schema, str) else schema.get("logicalType", schema["type"])
     match name:
         case "null":

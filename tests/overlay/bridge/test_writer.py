@@ -123,7 +123,7 @@ def test_a_call_that_broke_off_is_made_again(monkeypatch: pytest.MonkeyPatch) ->
     assert [row["_kafka"]["offset"] for row in door.rows["T"]] == [0, 1]
 
 
-def test_a_record_that_is_too_large_alone_is_a_dead_letter_and_stops_nobody() -> None:
+def test_an_oversized_record_becomes_a_dead_letter() -> None:
     door = SmallDoor(commit_bytes_max=1 << 20)
     metrics = write(door, RawCodec(), raw(1, 200, 1, 1, 1))
     assert [row["_kafka"]["offset"] for row in door.rows["T"]] == [0, 2, 3, 4]
@@ -151,7 +151,7 @@ def test_a_record_with_more_columns_than_a_topic_may_have_is_a_dead_letter() -> 
 
 
 @pytest.mark.parametrize("name", ["_topic", "_Sequence", "_kafka", "_m4cast"])
-def test_a_record_with_a_reserved_column_is_a_dead_letter_and_stops_nobody(name: str) -> None:
+def test_a_record_with_a_reserved_column_becomes_a_dead_letter(name: str) -> None:
     schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
     odd = {**schema, "name": "O", "fields": [{"name": "a", "type": "int"}, {"name": name, "type": "int"}]}
     prefixes = [b"\xc3\x01" + fingerprint_of(each) for each in (schema, odd)]
@@ -167,7 +167,7 @@ def test_a_record_with_a_reserved_column_is_a_dead_letter_and_stops_nobody(name:
             assert repr(name) in letter["detail"] and door.position == "3@id/p"
 
 
-def test_dead_letters_that_their_topic_refuses_are_said_by_name() -> None:
+def test_refused_dead_letters_are_reported_by_name() -> None:
     class OtherLetters(SmallDoor):
         def stage(self, topic: str, rows: pa.Table) -> list[str]:
             if topic == "dead":
@@ -190,7 +190,7 @@ def test_records_without_any_column_are_rows() -> None:
 
 def test_a_record_is_a_row_or_a_dead_letter_when_columns_come_meanwhile() -> None:
     class BusyDoor(SmallDoor):
-        """Somebody else was first, and the column is text."""
+        """Another writer was first, and the column is text."""
 
         def stage(self, topic: str, rows: pa.Table) -> list[str]:
             if self.columns is None:
@@ -204,7 +204,7 @@ def test_a_record_is_a_row_or_a_dead_letter_when_columns_come_meanwhile() -> Non
     assert [(row["reason"], row["source_position"]) for row in door.rows["dead"]] == [("schema-conflict", 0)]
 
 
-def test_odd_headers_and_timestamps_stop_nobody() -> None:
+def test_odd_headers_and_timestamps_do_not_stop_the_bridge() -> None:
     records = [
         KafkaRecord(b'{"a":1}', timestamp=1_700_000_000_000_000_000),
         KafkaRecord(b"poison", timestamp=1_700_000_000_000_000, offset=1),

@@ -1,18 +1,23 @@
 """Tables and queries by a client, at real nodes."""
 
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from m4cast.overlay.client import Channel
 from m4cast.overlay.client.asking.query import AnsweredRange, planned
+from m4cast.overlay.client.asking.questions import Questions
 from m4cast.overlay.door.admin.compaction import Compaction
 from m4cast.overlay.door.publish.coalescing import Coalescer
 from m4cast.overlay.errors import LocalProtocolError, RefusedError
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.wire.batch import TABLE_EXTENSION
+from tests.overlay.client.roaming.waiting import until, until_ready
 from tests.overlay.door.served import Served, serving, told_doors
 
 
@@ -145,7 +150,7 @@ def test_rows_that_cannot_stand_never_meet_the_rows_of_others(
     assert met == []
 
 
-def test_every_batch_of_a_table_says_so(channel: Channel, served: Served) -> None:
+def test_every_batch_of_a_table_is_marked(channel: Channel, served: Served) -> None:
     rows = [{"_owner": "o", "_name": "a", "_version": VERSION}]
     channel.publish("marked", rows)
     channel.publish("marked", rows, key="marked", next=1)
@@ -198,6 +203,27 @@ def test_a_feed_begins_anew_when_rows_before_it_are_gone(channel: Channel) -> No
     change = next(feed)
     assert change.is_reset
     assert sorted(change.rows["price"].to_pylist()) == [3, 3]
+    feed.close()
+
+
+def test_a_feed_of_a_compacted_table_begins_while_it_changes(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows between its position and what stands are in both, and given once."""
+    writer = channel.table_writer("busy", "ann")
+    for price in range(3):
+        writer.put({"a": {"price": price}, "b": {"price": price}})
+    assert channel.compact_table("busy")["batches"] == 2
+    read = Questions._read_table
+
+    def busy(*given: Any) -> pa.Table:
+        monkeypatch.undo()
+        writer.put({"a": {"price": 7}})
+        return read(*given)
+
+    feed = channel.follow_table("busy", idle_s=20)
+    monkeypatch.setattr(Questions, "_read_table", busy)
+    assert sorted(next(feed).rows["price"].to_pylist()) == [2, 7]
+    writer.put({"b": {"price": 8}})
+    assert next(feed).rows["price"].to_pylist() == [8]
     feed.close()
 
 
@@ -290,7 +316,7 @@ def test_a_query_of_a_table_chooses_among_rows_that_stand(channel: Channel, serv
 
 
 def test_a_query_of_a_table_that_is_compacted_meanwhile_ends_with_an_error(channel: Channel) -> None:
-    """What stood when it was planned may be gone, and what came in its place is not in the ranges."""
+    """A row that stood when the query was planned may be gone, and the one that replaced it is not in the ranges."""
     writer = channel.table_writer("compacted-meanwhile", "ann")
     writer.put({"a": {"price": 1}})
     writer.put({"b": {"price": 1}})
@@ -310,6 +336,35 @@ def test_an_unknown_topic_is_named(channel: Channel, scope: Any) -> None:
 def test_an_unknown_scope_is_refused(channel: Channel, orders: str) -> None:
     with pytest.raises(LocalProtocolError, match="'world': must be node or channel"):
         channel.query(orders, scope="world")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("scope", "wanting"), [("node", [["kind = 'a'"], [], []]), ("channel", [[], [], []])])
+def test_a_query_of_a_selective_topic_wants_no_rows_that_it_does_not_ask_for(
+    served: Served, scope: Any, wanting: list[list[str]]
+) -> None:
+    """With the whole channel as scope, origins answer for their own streams, and nobody begins to want anything."""
+    topic = f"chosen-{scope}"
+    asked = Channel(served.addresses[:1])
+    asked.create_topic(topic, keepers=0, route_by=["kind"])
+    until(lambda: all(topic in node.driver.node.selection.descriptors for node in served.nodes), True)
+    for at in (1, 2):
+        origin = Channel(served.addresses[at : at + 1])
+        for n in range(6):
+            until_ready(partial(origin.publish, topic, [{"n": n, "kind": "ab"[n % 2]}], acks=0))
+    origins = {node.driver.node.me.node_id.hex() for node in served.nodes[1:]}
+    if scope == "node":  # an origin that is slow to report what it has is not known at first
+
+        def origins_known() -> set[str]:
+            with suppress(RefusedError):
+                return {each.origin for each in asked.query(topic, "kind = 'a'").ranges}
+            return set()
+
+        until(origins_known, origins)
+    query = asked.query(topic, "kind = 'a'", scope=scope)
+    assert numbers(query) == [0, 0, 2, 2, 4, 4]
+    assert {each.origin for each in query.ranges} == origins
+    own = [Channel([address]).subscriptions(topic)["own"] for address in served.addresses]
+    assert [sorted({each["where"] for each in registrations}) for registrations in own] == wanting
 
 
 def test_a_query_that_is_closed_ends(channel: Channel, orders: str) -> None:

@@ -97,7 +97,7 @@ def test_nothing_to_publish_is_not_published(pair: Served) -> None:
     assert "nothing" not in here.topics()
 
 
-def test_a_keyed_publish_is_there_once(pair: Served) -> None:
+def test_a_keyed_publish_is_delivered_once(pair: Served) -> None:
     here, _ = channels(pair)
     first = here.publish("keyed", ROWS, key="writer", next=1)
     assert here.publish("keyed", ROWS, key="writer", next=1) == first
@@ -269,7 +269,7 @@ def test_a_publish_without_a_key_goes_to_the_next_node_when_one_hangs(pair: Serv
 
 
 def test_a_key_moves_to_another_node_by_its_position_there(pair: Served) -> None:
-    """As docs/OPERATIONS.md has it."""
+    """The steps of docs/OPERATIONS.md."""
     here, there = channels(pair)
     here.publish("moving", [{"n": 1}], key="mover", next=1, acks=1)
     for number in (2, 3):
@@ -359,9 +359,7 @@ def test_a_node_that_answers_again_is_asked_first_again(pair: Served) -> None:
     assert connections.answering_first([node, "other"]) == (node, "other")
 
 
-def test_a_refusal_that_another_node_would_repeat_is_told_at_once(
-    pair: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_general_refusal_is_not_retried_elsewhere(pair: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     ask = Doors.at
 
@@ -424,7 +422,7 @@ in_child()
 """
 
 
-def test_a_forked_child_uses_the_channel_or_is_told_that_it_cannot(pair: Served) -> None:
+def test_a_forked_child_uses_the_channel_or_is_refused(pair: Served) -> None:
     here, _ = channels(pair)
     here.publish("forked", ROWS)
     command = [sys.executable, "-c", FORKING, pair.addresses[0]]

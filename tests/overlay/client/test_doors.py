@@ -1,4 +1,4 @@
-"""Who is asked, for how long, and what is told when not all answer; without any node."""
+"""Choice of nodes, time limits, and reports when not all answer; without any node."""
 
 from collections.abc import Callable
 
@@ -87,7 +87,7 @@ def test_those_that_fail_at_once_leave_their_time_to_the_others(asked: NodeReque
     assert asked.limits == [("a:1", 10), ("b:1", 15), ("c:1", 30)]
 
 
-def test_one_that_is_behind_is_waited_for_when_nobody_else_has_it(asked: NodeRequest) -> None:
+def test_a_lagging_node_is_waited_for_when_no_other_has_the_rows(asked: NodeRequest) -> None:
     asked.how = {"a:1": lambda limit_s: RefusedError("behind", "not yet"), "b:1": is_away, "c:1": is_away}
     with pytest.raises(RefusedError, match="behind"):
         asked.anywhere()
@@ -114,7 +114,7 @@ def test_what_takes_longer_than_the_whole_time_is_not_asked_of_all(asked: NodeRe
     assert asked.anywhere() == "a:1"
 
 
-def test_a_refusal_says_more_than_silence_and_silence_more_than_nobody(asked: NodeRequest) -> None:
+def test_the_most_specific_failure_is_raised(asked: NodeRequest) -> None:
     asked.how = {"a:1": is_away, "b:1": hangs, "c:1": knows_no_topic}
     with pytest.raises(RefusedError, match="unknown-topic"):
         asked.anywhere()

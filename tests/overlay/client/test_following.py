@@ -34,7 +34,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 class Heard:
-    """What was called back, and when there is enough of it."""
+    """The rows that were called back, and an event when there are enough."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -85,7 +85,7 @@ def test_what_is_aborted_cannot_be_committed(pair: Served) -> None:
 # ---- tails
 
 
-def test_a_tail_goes_on_elsewhere_when_its_node_says_nothing(pair: Served) -> None:
+def test_a_tail_leaves_a_silent_node(pair: Served) -> None:
     there = Channel([pair.addresses[1]])
     there.publish("silent", [{"n": 1}])
     with Relay(pair.addresses[0]) as relay:
@@ -97,7 +97,7 @@ def test_a_tail_goes_on_elsewhere_when_its_node_says_nothing(pair: Served) -> No
         tail.close()
 
 
-def test_a_tail_ends_with_an_error_when_every_node_says_nothing(pair: Served) -> None:
+def test_a_tail_fails_when_every_node_is_silent(pair: Served) -> None:
     Channel(pair.addresses[:1]).publish("silent/2", [{"n": 1}])
     with Relay(pair.addresses[0]) as relay:
         tail = Channel([relay.address], timeout_s=0.5).tail("silent/2", "earliest", idle_s=WAIT_S)
@@ -180,7 +180,7 @@ def test_a_callback_gets_each_batch_in_order_until_it_is_closed(pair: Served) ->
         assert heard.until(4)[-1]["n"].to_pylist() == [4], "it goes on where the other one was"
 
 
-def test_an_error_ends_a_subscription_and_is_told(pair: Served) -> None:
+def test_an_error_ends_a_subscription_and_is_raised(pair: Served) -> None:
     here = Channel(pair.addresses[:1])
     here.publish("failing", [{"n": 1}])
     told = Heard()
@@ -285,7 +285,7 @@ def test_connect_calls_back_when_the_access_point_is_on_the_channel_and_when_it_
     assert len(heard.all) == 2
 
 
-def test_connect_says_at_once_that_nobody_is_there() -> None:
+def test_connect_fails_at_once_without_a_node() -> None:
     heard = Heard()
     with Channel.connect([AWAY], on_state=heard, timeout_s=5):
         assert heard.until(1) == [("lost", None)]
@@ -294,7 +294,7 @@ def test_connect_says_at_once_that_nobody_is_there() -> None:
 # ---- readers and audits
 
 
-def test_a_lease_is_taken_at_all_nodes_that_are_there(pair: Served) -> None:
+def test_a_lease_is_taken_at_every_reachable_node(pair: Served) -> None:
     channel = Channel([*pair.addresses, AWAY])
     channel.publish("leased", [{"n": 1}], acks=1)
     lease = channel.lease("reader", channel.earliest("leased"))

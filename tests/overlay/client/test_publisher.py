@@ -70,7 +70,7 @@ def test_rows_wait_for_others_until_they_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_rows_wait_for_the_acknowledgement_of_those_before_them(tmp_path: Path) -> None:
-    """Nobody asks for them, and their pause is over: they go when the second node has the first row."""
+    """The rows wait although their pause is over: they go when the second node has the first row."""
     with serving(tmp_path, 1, one_is_away=True) as served:
         channel = Channel(served.addresses)
         with channel.publisher("acked", acks=1, linger_ms=LONG_MS) as rows:
@@ -199,7 +199,7 @@ def test_an_acknowledgement_that_makes_no_sense_is_an_error(ack: bytes) -> None:
             rows.close()
 
 
-def test_a_refusal_and_a_node_that_is_away_are_told(served: Served, tmp_path: Path) -> None:
+def test_refusals_and_unreachable_nodes_are_raised(served: Served, tmp_path: Path) -> None:
     channel = Channel(served.addresses, timeout_s=0.3)
     rows = channel.publisher("unacked", acks=1)
     rows.send({"n": 1})

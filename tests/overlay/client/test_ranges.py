@@ -23,7 +23,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
-def test_a_range_comes_in_batches_and_says_where_it_is(pair: Served) -> None:
+def test_a_range_arrives_in_batches_with_positions(pair: Served) -> None:
     channel = Channel(pair.addresses, batch_bytes=1_000)
     rows = [{"n": number} for number in range(1_000)]
     (written,) = channel.publish("long", rows, key="long", next=1)  # with a key, few rows are not put together
@@ -104,7 +104,7 @@ def test_rows_that_are_not_there_yet_are_waited_for(pair: Served) -> None:
         list(channel.read_batches("late", {}, {"late": {written.origin: 3}}))
 
 
-def test_rows_are_missing_when_all_nodes_say_so(pair: Served) -> None:
+def test_rows_are_missing_when_every_node_lacks_them(pair: Served) -> None:
     here, there = pair.addresses
     (written,) = Channel([here]).publish("gone", [{"n": 1}, {"n": 2}], acks=1)
     end = {"gone": {written.origin: 3}}

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ SCALARS = ('"text"', '"a\\":b"', '"\\"id\\":"', '":"', "1", "1.5", "null", "true
 NAMES = ('"id"', '"rows"', '"v"', '"\\u0069d"', '"a:b"', '"q\\""')
 
 
-def _strict(text: str) -> object:
+def strict(text: str) -> object:
     """The value, or None if the text is refused."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -30,19 +31,19 @@ def _strict(text: str) -> object:
         return None
 
 
-def _value(random: random.Random, depth: int) -> str:
+def _value(random: random.Random, depth: int, scalars: Sequence[str]) -> str:
     match random.randrange(5 if depth else 3):
         case 0 | 1 | 2:
-            return random.choice(SCALARS)
+            return random.choice(scalars)
         case 3:
-            return "[" + ",".join(_value(random, depth - 1) for _ in range(random.randrange(3))) + "]"
+            return "[" + ",".join(_value(random, depth - 1, scalars) for _ in range(random.randrange(3))) + "]"
         case _:
-            return _object(random, depth - 1)
+            return random_object(random, depth - 1, scalars)
 
 
-def _object(random: random.Random, depth: int) -> str:
+def random_object(random: random.Random, depth: int, scalars: Sequence[str] = SCALARS) -> str:
     colon = random.choice((":", ":", ": ", " :"))
-    members = (f"{random.choice(NAMES)}{colon}{_value(random, depth)}" for _ in range(random.randrange(4)))
+    members = (f"{random.choice(NAMES)}{colon}{_value(random, depth, scalars)}" for _ in range(random.randrange(4)))
     return "{" + ",".join(members) + "}"
 
 
@@ -57,8 +58,8 @@ def test_json_is_read_as_by_a_strict_reader() -> None:
     draw = random.Random(7)
     outcomes = set()
     for _ in range(20_000):
-        text = _object(draw, 3)
-        expected = _strict(text)
+        text = random_object(draw, 3)
+        expected = strict(text)
         assert _read(text) == expected == _read(text.encode()), text
         outcomes.add(expected is None)
     assert outcomes == {True, False}

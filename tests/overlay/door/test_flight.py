@@ -184,7 +184,7 @@ def test_types_become_canonical(pair: Served) -> None:
     assert read["ns"].cast(pa.int64()).to_pylist() == [1, None]
 
 
-def test_keys_and_headers_have_one_type_whoever_publishes_them(pair: Served) -> None:
+def test_keys_and_headers_have_one_type_for_all_publishers(pair: Served) -> None:
     here = connect(pair, 0)
     put(here, path("with-keys"), pa.table({"_key": ["k"], "_headers": [[{"key": "h", "value": "text"}]]}))
     as_map = pa.array([[("h", b"map")]], pa.map_(pa.string(), pa.binary()))
@@ -225,7 +225,7 @@ def test_a_column_without_a_type_takes_the_one_it_gets(pair: Served) -> None:
     assert read.select(["a", "b"]).to_pylist() == [{"a": 1, "b": None}, {"a": 2, "b": "x"}, {"a": None, "b": None}]
 
 
-def test_a_keyed_publish_is_one_commit_and_a_repeat_is_there_once(pair: Served) -> None:
+def test_a_keyed_publish_is_one_commit_and_a_repeat_adds_nothing(pair: Served) -> None:
     here = connect(pair, 0)
     rows = pa.Table.from_batches([pa.record_batch({"n": [n]}) for n in range(5)])
     move = command(topic="keyed", key="writer", next="1", rows=5, acks=1)
@@ -239,7 +239,7 @@ def test_a_keyed_publish_is_one_commit_and_a_repeat_is_there_once(pair: Served) 
     ]
 
 
-def test_a_keyed_publish_with_other_rows_than_it_says_is_refused(pair: Served) -> None:
+def test_a_keyed_publish_with_a_wrong_row_count_is_refused(pair: Served) -> None:
     here, rows = connect(pair, 0), pa.table({"n": [1, 2, 3]})
     with pytest.raises(flight.FlightServerError) as error:
         put(here, command(topic="short", key="short", next="1", rows=4), rows)
@@ -328,7 +328,7 @@ def no_acks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_acks")
-def test_a_refusal_of_rows_that_were_put_together_is_told(pair: Served) -> None:
+def test_a_refusal_of_gathered_rows_reaches_their_publishers(pair: Served) -> None:
     here = connect(pair, 0)
     rows = pa.Table.from_batches([pa.record_batch({"n": [n]}) for n in range(100)])
     with pytest.raises(flight.FlightTimedOutError) as error:
@@ -374,7 +374,7 @@ def test_flights_are_the_topics(pair: Served) -> None:
     assert {action.type for action in here.list_actions(CALL)} >= {"frontier", "topics", "status", "commit", "abort"}
 
 
-def test_status_tells_of_the_node_and_the_channel(pair: Served) -> None:
+def test_status_describes_the_node_and_the_channel(pair: Served) -> None:
     status = act(connect(pair, 0), "status")
     other = pair.nodes[1].driver.node.me
     assert status["node_id"] == pair.nodes[0].driver.node.me.node_id.hex()
@@ -398,7 +398,7 @@ def test_a_frontier_can_be_asked_for_by_time(pair: Served) -> None:
 
 
 def test_a_frontier_by_time_misses_no_rows_where_the_clock_of_their_origin_went_back(tmp_path: Path) -> None:
-    """As they are in stores that were written when that could happen."""
+    """Rows as they are in stores that were written when that could happen."""
     times = (500, 600, 700, 100, 200, 300, 400, 710, 800)
     batches: list[Batch] = []
     for at_ms in times:
@@ -440,7 +440,7 @@ def test_rows_are_compressed_on_their_way_if_asked_for(pair: Served) -> None:
         assert get(here, topic="compressed", end="latest", compression=codec)["n"].to_pylist() == list(range(1_000))
 
 
-def test_a_node_that_is_behind_waits_then_says_so(pair: Served) -> None:
+def test_a_lagging_node_waits_then_refuses(pair: Served) -> None:
     here = connect(pair, 0)
     put(here, path("behind"), pa.table({"n": [1]}))
     (origin,) = frontier(here, "behind")["behind"]
@@ -622,7 +622,7 @@ def test_a_bad_action_is_refused_by_name(pair: Served, action: str) -> None:
     assert code_of(error) == "bad-request"
 
 
-def test_payload_that_is_not_arrow_is_told_apart_and_harms_nobody(pair: Served) -> None:
+def test_payload_that_is_not_arrow_is_refused_alone(pair: Served) -> None:
     here = connect(pair, 0)
     pair.run(pair.nodes[0].publish("raw", b"not Arrow at all"))
     with pytest.raises(flight.FlightServerError) as error:
@@ -636,7 +636,7 @@ def test_payload_that_is_not_arrow_is_told_apart_and_harms_nobody(pair: Served) 
     assert get(here, topic="raw", start={"raw": {origin: 2}}, end="latest")["n"].to_pylist() == [1]
 
 
-def test_a_stopped_node_says_so_and_ends_its_tails(tmp_path: Path) -> None:
+def test_a_stopped_node_refuses_calls_and_ends_its_tails(tmp_path: Path) -> None:
     with serving(tmp_path, 1) as served:
         here = connect(served, 0)
         put(here, path("t"), pa.table({"n": [1]}))

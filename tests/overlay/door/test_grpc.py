@@ -102,7 +102,7 @@ def test_every_code_has_the_error_and_the_status_of_the_table() -> None:
         client.close()
 
 
-def test_errors_in_the_middle_of_every_kind_of_call_say_their_code(door: Served) -> None:
+def test_errors_amid_every_kind_of_call_carry_their_code(door: Served) -> None:
     here = connect(door, 0)
     for method, message in (
         ("DoGet", field(1, b'{"topic": "nowhere", "end": "latest"}')),

@@ -81,7 +81,7 @@ def test_while_another_waits_a_client_is_held_to_half() -> None:
     assert take(room, "greedy", 55), "nobody waits any more"
 
 
-def test_whoever_is_gone_does_not_wait() -> None:
+def test_a_disconnected_client_does_not_wait() -> None:
     room = ByteQuota(100)
     assert take(room, "a", 100)
     other = Taking(room, "b", 1, is_cancelled=lambda: True)

@@ -1,4 +1,4 @@
-"""What clients may say: JSON as it is written down, and nothing that two parsers could read in two ways."""
+"""Requests of clients: JSON as it is written down, and nothing that two parsers could read in two ways."""
 
 import codecs
 import json
@@ -117,6 +117,27 @@ def test_text_has_no_half_characters(parse: Callable[[bytes], object], written: 
     refused = refusal_of(parse, json.dumps(written).encode())
     assert refused.code == "bad-request"
     assert "a lone surrogate" in refused.detail
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "more", "says"),
+    [
+        ("get", {"where": "a = 1".ljust(4_096)}, {"where": "a = 1".ljust(4_097)}, "has 4097 bytes, at most 4096"),
+        ("explain", {"rows": 10_000_000}, {"rows": 10_000_001}, "from 0 to 10000000, not 10000001"),
+        (
+            "topic-summaries",
+            {"summarise": [f"c{at}" for at in range(64)]},
+            {"summarise": [f"c{at}" for at in range(65)]},
+            "a list of 1 to 64 columns",
+        ),
+        ("topic-summaries", {"summarise": [["a"] * 32]}, {"summarise": [["a"] * 33]}, "by 33 names: at most 32"),
+    ],
+)
+def test_limits_of_filters(name: str, most: dict[str, object], more: dict[str, object], says: str) -> None:
+    parse, fields = PARSERS[name]
+    parse(json.dumps({**fields, **most}).encode())
+    refused = refusal_of(parse, json.dumps({**fields, **more}).encode())
+    assert refused.code == "bad-request" and says in refused.detail, refused.detail
 
 
 def test_what_is_wrong_with_a_topic_is_told_apart_from_what_is_wrong_with_a_request() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from m4cast.overlay.federation.contract import FederationInput, FederationSettings, JoinUnit, LeaveUnit, MergeUnit
-from m4cast.overlay.federation.units import GONE, UNITS_MAX, Unit, UnitRecord, members
+from m4cast.overlay.federation.units import GONE, UNITS_MAX, Unit, UnitId, UnitRecord, members
 from m4cast.overlay.sim.federation.hierarchies import HierarchyPlan, ask, build
 from m4cast.overlay.sim.federation.world import FederationWorld
 from tests.overlay.federation.federations import PLENTY, machine
@@ -13,6 +13,8 @@ from tests.overlay.federation.federations import PLENTY, machine
 TWO_CLUSTERS = HierarchyPlan(
     {"a.1": ("a", "S"), "a.2": ("a", "S"), "b.1": ("b", "S")}, (("a.1", "a.2"), ("a.1", "b.1"))
 )
+
+HALVES = FederationSettings(top=1, links_max=(64,) * 8)
 
 
 def world_of(plan: HierarchyPlan = TWO_CLUSTERS, **settings: object) -> FederationWorld:
@@ -138,18 +140,46 @@ def test_thresholds_hold_under_concurrent_requests() -> None:
     assert len(inside) >= 6 and len(set(numbers)) == len(numbers), "addresses are unique"
 
 
-def test_the_65th_member_is_refused() -> None:
+@pytest.mark.parametrize(("bits", "granted"), [(0b10, 2), (0b11, 8), (0b110, 2)])
+def test_thresholds_of_gateways_hold_under_concurrent_requests(bits: int, granted: int) -> None:
+    """G10 at levels above 0, looked at all the time; who is refused has no link."""
+    units = {"a.1": ("a", "S"), "b.1": ("b", "S"), "c.1": ("c", "T"), "d.1": ("d", "T")}
+    limits = (4, 3, 3, 2, 1, 1, 1, 1)
+    plan = HierarchyPlan(units, (("a.1", "b.1"), ("c.1", "d.1"), ("a.1", "c.1")))
+    world = world_of(plan, links_max=limits)
+    names = newcomers(world, 12)
+    for name in names:
+        world.feed(world.sites[name], JoinUnit(bits, "a.1"))
+    for _ in range(300):
+        world.run(200)
+        for name in world.sites:
+            counts = [len(machine(world, name).vertex.links_of(level)) for level in range(3)]
+            assert all(count <= most for count, most in zip(counts, limits, strict=False)), f"{name}: {counts}"
+    inside = [name for name in names if machine(world, name).vertex.has_joined]
+    assert len(inside) == granted
+    assert not [name for name in names if name not in inside and machine(world, name).vertex.ready_links()]
+
+
+@pytest.mark.parametrize(
+    ("level", "request_", "reason"),
+    [
+        (0, JoinUnit(1, "b.1"), "no cluster has room"),
+        (1, MergeUnit(1, "b.1"), "the unit of level 2 has 64 units"),
+        (2, MergeUnit(2, "b.1"), "the unit of level 3 has 64 units"),
+    ],
+)
+def test_the_65th_unit_is_refused_at_every_level(level: int, request_: FederationInput, reason: str) -> None:
+    """G1: nodes, clusters and super-clusters."""
     world = world_of()
-    vertex = machine(world, "b.1").vertex
-    cluster = vertex.unit(1).id
-    for number in range(1, UNITS_MAX):
-        unit = Unit(0, number.to_bytes(16, "big"))  # type: ignore[arg-type]
-        vertex.records[unit] = UnitRecord(unit, cluster, number, 1, f"x{number}")
-    assert len(members(vertex.records.values(), 0, cluster)) == UNITS_MAX
+    for name in ("a.1", "a.2", "b.1"):
+        vertex = machine(world, name).vertex
+        parent = vertex.unit(level + 1).id
+        for number in range(len(members(vertex.records.values(), level, parent)), UNITS_MAX):
+            unit = Unit(level, UnitId((1_000 + number).to_bytes(16, "big")))
+            vertex.records[unit] = UnitRecord(unit, parent, number, 1, f"x{number}")
+        full(world, name, 0)
     newcomers(world, 1)
-    full(world, "a.1", 0)
-    full(world, "a.2", 0)
-    assert refused(world, "n0", JoinUnit(1, "b.1")) == "no cluster has room"
+    assert refused(world, "n0", request_) == reason
 
 
 # ---- units
@@ -196,6 +226,27 @@ def test_two_units_with_one_number_get_two() -> None:
     assert len(set(numbers.values())) == 4
     greater = max(("n0", "n1"), key=lambda name: world.sites[name].unit.id)
     assert numbers[greater] == (0, 3), "the one with the smaller id keeps its own"
+
+
+def test_two_halves_of_forty_nodes_become_one_cluster_of_eighty() -> None:
+    """H47: the limit of 64 refuses newcomers, never those that were let in; each gets a number of its own."""
+    world = build(HierarchyPlan({"a.1": ("a",), "a.2": ("a",)}, (("a.1", "a.2"),)), HALVES)
+    world.cut_between("a.1", "a.2")
+    world.run(1_000)
+    for half in ("a.1", "a.2"):
+        for number in range(39):
+            world.add(f"{half}.{number}")
+            world.feed(world.sites[f"{half}.{number}"], JoinUnit(1, half))
+    world.run(5_000)
+    before = {name: machine(world, name).vertex.numbers() for name in world.sites}
+    assert len(set(before.values())) < 80, "some numbers were given twice"
+    world.mend_between("a.1", "a.2")
+    world.run(20_000)
+    after = {machine(world, name).vertex.numbers() for name in world.sites}
+    vertex = machine(world, "a.2.38").vertex
+    assert len(after) == len(members(vertex.records.values(), 0, vertex.unit(1).id)) == 80
+    newcomers(world, 1)
+    assert refused(world, "n0", JoinUnit(1, "a.1")) == "no cluster has room"
 
 
 def test_a_node_that_leaves_is_not_missed() -> None:

@@ -43,7 +43,7 @@ def test_a_publisher_that_nobody_listens_to_sends_nothing() -> None:
 
 @pytest.mark.parametrize("taker", ["a.1", "d.1", "b.1"])
 def test_a_want_anywhere_ends_it_before_it_is_confirmed(taker: str) -> None:
-    """In the cluster beside, in the other super-cluster, at the publisher itself."""
+    """Publish in the cluster beside, in the other super-cluster, and at the publisher itself."""
     world, clients = two_levels()
     clients.publish("b.1", "t")
     world.run(1_000)
@@ -74,6 +74,81 @@ def test_no_want_is_confirmed_before_the_publisher_has_heard() -> None:
     event = clients.publish("b.1", "t")
     world.run(1_000)
     assert clients.takers(event) == ["d.1"]
+
+
+@pytest.mark.parametrize(("taker", "publisher"), [("a.1", "a.2"), ("c.1", "d.1")])
+def test_a_holder_that_wants_something_itself_tells_the_publisher_first(taker: str, publisher: str) -> None:
+    """What it announces to itself is held at once."""
+    world, clients = two_levels()
+    clients.publish(publisher, "t")
+    world.run(2_000)
+    assert world.quenched[publisher, "t"]
+    world.delay_ms = (100, 100)
+    clients.want(taker, "t")
+    for _ in range(50):
+        world.run(5)
+        clients.publish(publisher, "t", is_quiet=False)
+    world.run(5_000)
+    published = clients.checks.published.values()
+    assert any(each.expected for each in published) and not clients.checks.missing()
+
+
+def test_a_publisher_that_is_gone_does_not_keep_wants_from_being_confirmed_for_ever() -> None:
+    """Its cluster is still there, so that nobody is out of reach."""
+    sites = {**TWO_LEVELS.units, "b.2": ("b", "S")}
+    plan = HierarchyPlan(sites, (*TWO_LEVELS.links, ("b.1", "b.2")))
+    settings = FederationSettings(top=2, links_max=PLENTY, absent_ms=60_000)
+    world = build(plan, settings, by_name=True)
+    clients = Clients(world)
+    clients.publish("b.2", "t")
+    world.run(2_000)
+    assert world.quenched["b.2", "t"]
+    world.crash(world.sites["b.2"])
+    world.run(10_000)
+    clients.want("d.1", "t")
+    world.run(30_000)
+    assert clients.checks.unconfirmed(), "it may answer yet"
+    clients.confirm(60_000)
+
+
+def test_that_a_topic_is_quiet_is_not_believed_after_it_was_overtaken() -> None:
+    """It waits on a link that stands still; that somebody wants the topic takes another way."""
+    plan = HierarchyPlan(
+        {"a.1": ("a",), "b.1": ("b",), "b.2": ("b",), "b.3": ("b",)}, pairs("a.1-b.1 b.1-b.2 b.1-b.3 b.2-b.3")
+    )
+    world = build(plan, FederationSettings(top=1, links_max=PLENTY), by_name=True)
+    clients = Clients(world)
+    world.stall("b.1", "b.2")
+    clients.publish("b.2", "t", is_quiet=False)
+    world.run(6_000)
+    clients.want("a.1", "t")
+    clients.confirm()
+    world.resume("b.1", "b.2")
+    world.run(1_000)
+    events = [clients.publish("b.2", "t", is_quiet=False) for _ in range(3)]
+    world.run(5_000)
+    assert [clients.takers(event) for event in events] == [["a.1"]] * 3
+    clients.unwant("a.1")
+    world.run(15_000)
+    clients.publish("b.2", "t")
+    world.run(2_000)
+    assert world.quenched["b.2", "t"], "it is believed again"
+
+
+def test_a_publisher_that_was_out_of_reach_when_somebody_wanted_something_hears_of_it() -> None:
+    """It may not have noticed that it was."""
+    world, clients = two_levels()
+    clients.publish("b.1", "t")
+    world.run(2_000)
+    holder = machine(world, "a.2").answers
+    assert (2, "t") in holder.told
+    world.cut_between("a.1", "b.1")
+    clients.want("a.1", "t")
+    world.run(5_000)
+    assert (2, "t") in holder.told
+    world.mend_between("a.1", "b.1")
+    world.run(5_000)
+    assert (2, "t") not in holder.told and not clients.checks.unconfirmed()
 
 
 def test_the_word_of_a_gatekeeper_ends_with_its_gateway() -> None:

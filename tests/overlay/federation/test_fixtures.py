@@ -4,12 +4,17 @@ of the paper's algorithms prints.
 F9 is in tests/overlay/profiles/test_graph.py.
 """
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
+from m4cast.overlay.federation import gateways
 from m4cast.overlay.federation.contract import FederationSettings, LinkDelay, MergeUnit
+from m4cast.overlay.federation.gateways import Gateways
 from m4cast.overlay.federation.graph import edge_of
+from m4cast.overlay.federation.messages import GatewaySide, GatewayStatus
+from m4cast.overlay.federation.vertex import UnitLink
 from m4cast.overlay.sim.federation.hierarchies import HierarchyPlan, ask, build, f3, f15
 from tests.overlay.federation.federations import (
     PLENTY,
@@ -232,6 +237,41 @@ def test_g25_an_overloaded_link_is_avoided_and_used_again() -> None:
     assert paths_at(world, "c.6", list(F4_PATHS)) == F4_PATHS
 
 
+def test_f6_an_extra_cost_of_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fixture's own figures: an extra of 10 on c.4-a, which is more than links get here."""
+    monkeypatch.setattr(gateways, "EXTRA_MAX", 10)
+    world = new_f3_world()
+    (link,) = [link for link in machine(world, "c.4").vertex.ready_links() if link.level == 1]
+    for _ in range(20):
+        for _ in range(10):
+            world.feed(world.sites["c.4"], LinkDelay(link.conn, 500))
+        world.run(500)
+    assert paths_at(world, "c.6", ["a", "b", "SSC-B", "SSC-D"]) == {
+        "a": (11, "c.6>c.4>a"),
+        "b": (13, "c.6>c.4>a>b"),
+        "SSC-B": (11, "c.6>c.5>SC-2>SC-3>SSC-B"),
+        "SSC-D": (13, "c.6>c.5>SC-2>SSC-C>SSC-D"),
+    }
+
+
+def test_g19_the_order_in_which_news_comes_does_not_matter() -> None:
+    """c.6 is told of others' connections in 50 orders, with states that replace others, and some twice."""
+    random, vertex = Random(1), machine(new_f3_world(), "c.6").vertex
+    known = [each for each in machine(f3_world(), "c.6").gateways.connections.values() if vertex.me not in each.ends]
+    later = [replace(each, sides=(GatewaySide(9, extra=3), each.sides[1])) for each in known[::3]]
+    gone = [replace(each, sides=(each.sides[0], GatewaySide(7, GatewayStatus.REMOVED))) for each in known[1::3]]
+    news, sender, tables = [*known, *later, *gone, *known[::2]], UnitLink(1, b""), []
+    for _ in range(50):
+        random.shuffle(news)
+        found = Gateways(vertex)
+        for each in news:
+            found.learn(each, sender)
+        removed = {key: connection for key, (connection, _) in found.removed.items()}
+        tables.append((found.connections, removed, set(found.graph.edges())))
+    assert tables == tables[:1] * 50
+    assert [len(table) for table in tables[0]][:2] == [len(known) - len(gone), len(gone)] and gone
+
+
 # ---- F10, F11: routing
 
 
@@ -282,8 +322,22 @@ def test_top_filter_spares_units_that_nobody_is_in() -> None:
     checks = clients.checks
     assert (checks.copies[unwanted], checks.gateway_copies[unwanted]) == (4, 1)
     assert (checks.copies[wanted], checks.gateway_copies[wanted]) == (20, 9)
-    way_of_l1 = [each.level for site, each, hits in checks.matchings[wanted] if site in ("a.1", "i.3", "k.2", "l.1")]
-    assert sorted(way_of_l1, reverse=True)[:1] == [4] and clients.takers(wanted) == ["b.3", "c.4", "g.1", "l.1"]
+    matched = [(site, each.level, names(list(hits))) for site, each, hits in checks.matchings[wanted]]
+    assert sorted(matched) == [
+        ("a.1", 3, ["SC-3"]),
+        ("a.1", 4, ["SSC-B"]),
+        ("b.1", 1, ["b.3"]),
+        ("c.4", 1, ["c.4"]),
+        ("c.5", 2, ["b"]),
+        ("g.1", 1, ["g.1"]),
+        ("h.2", 2, ["g"]),
+        ("i.3", 3, ["SC-5"]),
+        ("k.2", 2, ["l"]),
+        ("l.1", 1, ["l.1"]),
+    ]
+    way_of_l1 = [(site, level) for site, level, hits in matched if hits in (["SSC-B"], ["SC-5"], ["l"], ["l.1"])]
+    assert way_of_l1 == [("a.1", 4), ("i.3", 3), ("k.2", 2), ("l.1", 1)], "G46: top + 1 of them, in this order"
+    assert clients.takers(wanted) == ["b.3", "c.4", "g.1", "l.1"]
 
 
 def test_f11_random_publishes_on_f3_reach_each_taker_once() -> None:
@@ -333,6 +387,25 @@ def test_f13_a_stream_goes_on_by_the_other_gateway_in_order() -> None:
     world.run(10_000)
     assert clients.checks.order["b.1"] == [*first, *stalled, *newer], "nothing comes twice when the link works again"
     assert not [link for link in machine(world, "a.1").vertex.ready_links() if link.is_suspected]
+
+
+def test_a_copy_that_was_not_sent_yet_is_not_overdue() -> None:
+    """A paced link is not suspected for what waits for its turn (G29), but for what was sent and not acknowledged."""
+    plan = HierarchyPlan({"a.1": ("a",), "b.1": ("b",)}, (("a.1", "b.1"),))
+    world = build(plan, FederationSettings(top=1, links_max=PLENTY), by_name=True)
+    clients = Clients(world)
+    clients.want("b.1", "t")
+    clients.confirm()
+    (link,) = machine(world, "a.1").vertex.ready_links()
+    world.stall("a.1", "b.1")
+    for _ in range(3):
+        clients.publish("a.1", "t", is_quiet=False)
+    first, _, last = link.unacked
+    for waits_from in range(first, last + 1):
+        for _ in range(20):
+            world.feed(world.sites["a.1"], LinkDelay(link.conn, 500, waits_from))
+            world.run(250)
+        assert link.is_suspected == (waits_from > first), "the first one is overdue 3 s after it was sent"
 
 
 @pytest.mark.parametrize(("shorter", "hops"), [(False, [9]), (True, [4, 2, 1])])

@@ -1,4 +1,4 @@
-"""What units want, and who has confirmed it: G36, G38 to G43, G46, G55, G57, H42, H50."""
+"""Wants of units, and their confirmations: G36, G38 to G43, G46, G55, G57, H42, H50."""
 
 import pyarrow as pa
 import pytest

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from m4cast.overlay.errors import RemoteProtocolError
+from m4cast.overlay.federation import interest, wants
 from m4cast.overlay.federation.contract import (
     DeliverEvent,
     FederationRecovered,
@@ -236,6 +237,28 @@ def test_without_any_gateway_batches_wait_for_its_repair() -> None:
     assert [clients.takers(event) for event in events] == [["b.1"]] * 5
 
 
+def test_what_has_no_way_is_left_as_it_is_until_there_is_one() -> None:
+    """Else a unit that is out of reach would cost its neighbours a row on the disk per batch and second."""
+    world, clients = square()
+    clients.want("b.1", "t")
+    clients.confirm()
+    gateways = [(here, there) for here in ("a.1", "a.2") for there in ("b.1", "b.2")]
+    for ends in gateways:
+        world.cut_between(*ends)
+    world.run(30_000)
+    events = [clients.publish("a.1", "t", is_quiet=False) for _ in range(5)]
+    world.run(30_000)
+    before = {site: dict(site.kept) for site in world.sites.values()}
+    world.run(30_000)
+    for event in events:
+        held = [site for site in before if ("event", event) in site.kept]
+        assert held and all(site.kept["event", event] is before[site]["event", event] for site in held)
+    for ends in gateways:
+        world.mend_between(*ends)
+    world.run(20_000)
+    assert [clients.takers(event) for event in events] == [["b.1"]] * 5
+
+
 @pytest.mark.parametrize(
     ("cut", "inside", "outside"),
     [
@@ -264,3 +287,31 @@ def test_a_partition_at_each_level_heals(cut: list[tuple[str, str]], inside: str
     world.run(30_000)
     assert [clients.takers(event) for event in events] == [sorted((inside, outside))] * 2
     assert not any(world.partitions.values()) and not clients.checks.leaks()
+
+
+@pytest.mark.parametrize("topics", [10, 1_000])
+def test_a_batch_meets_the_wants_of_its_own_topic_alone(topics: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G44: matching at clients and holders does not grow with what is wanted of other topics."""
+    world, clients = square()
+    for number in range(topics):
+        clients.want("b.1", f"t{number}", name=f"w{number}")
+    clients.want("b.1", UnitWant("u"), name="first")
+    clients.want("b.1", UnitWant("t3"), name="first")
+    clients.confirm()
+    compared: list[UnitWant] = []
+
+    def counted(want: UnitWant, event: UnitEvent, matched: dict[bytes, bool]) -> bool:
+        compared.append(want)
+        return original(want, event, matched)
+
+    original = wants.may_want
+    for module in (wants, interest):
+        monkeypatch.setattr(module, "may_want", counted)
+    event = clients.publish("a.1", "t3")
+    world.run(500)
+    assert clients.takers(event) == ["b.1"] and {want.topic for want in compared} == {"t3"}
+    assert clients.takers(clients.publish("b.1", "u")) == [], "that want was replaced"
+    clients.unwant("b.1", "first")
+    clients.unwant("b.1", "w3")
+    world.run(500)
+    assert clients.takers(clients.publish("a.1", "t3")) == []

@@ -47,12 +47,19 @@ class Running:
         """Wait for something about the node: looks when the driver tells its watchers of anything, and now and then,
         since not all that a test asks for shows there."""
         changed = asyncio.Event()
-        self.driver.watchers.append(lambda _: changed.set())
-        async with asyncio.timeout(TIMEOUT_S):
-            while not condition():
-                changed.clear()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), LOOK_S)
+
+        def watch(_: object) -> None:
+            changed.set()
+
+        self.driver.watchers.append(watch)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                while not condition():
+                    changed.clear()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(changed.wait(), LOOK_S)
+        finally:
+            self.driver.watchers.remove(watch)
 
     def watch(self, output: object) -> None:
         if isinstance(output, Delivered):

@@ -72,7 +72,7 @@ def test_a_full_store_refuses_publishes_serves_reads_and_recovers(tmp_path: Path
 
 
 def test_a_full_neighbour_does_not_stop_the_others(tmp_path: Path) -> None:
-    """What does not fit there is asked for again when there is room; the publisher goes on."""
+    """Batches that do not fit there are asked for again when there is room; the publisher continues."""
 
     async def scenario() -> None:
         large = await start_node(tmp_path, "large")

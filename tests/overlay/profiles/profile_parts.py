@@ -31,7 +31,7 @@ MOMENTS = [
     datetime(1969, 12, 31, 23, 59, 59, 1),
     datetime(9999, 1, 1),
 ]
-NUMBERS = [0, 1, -1, 2, 5, 127, -128, 2**31 - 1, -(2**31)]
+NUMBERS = [0, 1, -1, 2, 5, 127, -128, 500, 2**31 - 1, -(2**31)]
 LARGE = [2**53, 2**53 + 1, 2**63 - 1, -(2**63)]
 FLOATS = [0.0, -0.0, 0.1, 0.5, 1.0, -1.5, 5.0, 1e300, float("inf"), float("-inf"), NAN]
 DECIMALS = [Decimal("0.10"), Decimal("0.50"), Decimal("5.00"), Decimal("-1.25"), Decimal("99999.99")]
@@ -49,6 +49,7 @@ COLUMNS: dict[str, tuple[pa.DataType, list[Any]]] = {
     "d38": (pa.decimal128(38, 2), [*DECIMALS, Decimal(10**35)]),
     "d76": (pa.decimal256(76, 4), [*DECIMALS, Decimal(10**70)]),
     "d32": (pa.decimal32(7, 2), [Decimal("0.10"), Decimal("5.00"), Decimal("-1.25")]),
+    "hundreds": (pa.decimal128(5, -2), [Decimal(0), Decimal(500), Decimal(-12_300), Decimal(9_999_900)]),
     "s": (pa.string(), TEXTS),
     "y": (pa.binary(), [*(text.encode() for text in TEXTS), b"\xff\xfe", b"ab\xff"]),
     "fixed": (pa.binary(2), [b"ab", b"\xff\xfe", b"zz"]),

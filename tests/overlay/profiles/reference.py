@@ -104,7 +104,7 @@ def is_plain(pattern: str) -> bool:
 
 
 def like(text: str, pattern: str) -> bool:
-    """By dynamic programming over the pattern, so that it is no regular expression either."""
+    """LIKE by dynamic programming over the pattern, so that this is no regular expression either."""
     items: list[tuple[str, str]] = []
     at = 0
     while at < len(pattern):

@@ -196,13 +196,12 @@ def wrong_pairs(pairs_max: int) -> tuple[int, list[tuple[str, str]]]:
 
 
 def test_covers_equals_brute_force_on_the_thesis_language() -> None:
-    assert wrong_pairs(4_000) == (4_000, [])
+    assert wrong_pairs(100_000) == (100_000, [])
 
 
 @pytest.mark.soak
-def test_covers_equals_brute_force_on_the_thesis_language_at_length() -> None:
-    count, wrong = wrong_pairs(1_000_000)
-    assert count >= 100_000 and not wrong
+def test_covers_equals_brute_force_on_all_pairs_of_the_thesis_language() -> None:
+    assert wrong_pairs(1_000_000) == (384 * 384, [])
 
 
 # ---- conjunctions of intervals and sets, against columns of every numeric type

@@ -75,6 +75,8 @@ def test_decimals_are_compared_exactly_and_floats_as_doubles() -> None:
     assert rows_of("a = 0.10000000000000000001", a=[Decimal("0.1")]) == []
     assert rows_of("a = 0.10000000000000000001", a=[0.1]) == [0]
     assert rows_of("a = 0.1", a=pa.array([0.1], pa.float32())) == [], "0.1 as a float is not 0.1 as a double"
+    assert rows_of("a = 0.1F", a=pa.array([0.1], pa.float32())) == [0]
+    assert rows_of("a = 0.1F", a=[0.1]) == []
 
 
 def test_nan_equals_itself_and_is_greatest() -> None:

@@ -1,5 +1,6 @@
 """LIKE and words: what they find, and that no pattern costs more than a pass."""
 
+import time
 from random import Random
 
 import pyarrow as pa
@@ -7,6 +8,8 @@ import pytest
 
 from m4cast.overlay.profiles.condition import FilterError
 from m4cast.overlay.profiles.patterns import (
+    FLOATING_MAX,
+    GENERAL_MAX,
     after_prefix,
     holds_words,
     is_like,
@@ -51,11 +54,63 @@ def test_simple_patterns_are_searched_for(pattern: str, search: str, text: str) 
     assert shape_of(pattern) == (search, text)
 
 
-def test_a_pattern_of_a_thousand_wildcards_reads_a_text_once() -> None:
-    """Exponential for a backtracking engine: this would not end."""
-    pattern = like_pattern("%a" * 1_000 + "%b")
-    assert not is_like("a" * 20_000, pattern) and is_like("a" * 20_000 + "b", pattern)
-    assert not is_like("a" * 2_000, like_pattern("%" + "_%a" * 500 + "b"))
+PLAIN, DEAREST = "%a%bc", 60
+"""A pattern that is no search, and how many times its CPU time a pattern within the limits may take; twice what was
+measured."""
+ANY_RUN = "_" * FLOATING_MAX
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("%a" * (GENERAL_MAX // 2), "%a" * (GENERAL_MAX // 2 - 1) + "_b", "%" + "a" * (GENERAL_MAX - 3) + "_%"),
+        *("%a" + ANY_RUN, "%" + "a_" * FLOATING_MAX + "b%", "%a" + ANY_RUN + "a" * (GENERAL_MAX - 11) + "%"),
+        *("%a" * (GENERAL_MAX // 2 - 5) + ANY_RUN + "b", "_" * (GENERAL_MAX - 12) + "%a" + ANY_RUN + "b%"),
+    ],
+    ids=lambda pattern: f"{pattern[:4]}-{pattern[-4:]}-{len(pattern)}",
+)
+def test_no_pattern_costs_more_than_a_pass_over_the_text(pattern: str) -> None:
+    """Beyond the limits RE2 falls back to a pass for each character of the pattern: 70 to 15,000 times as much."""
+    assert like_pattern(pattern) == pattern and shape_of(pattern).search == "general"
+    random = Random(1)
+    for letters in ("a", "ab", "a" * 30 + "b", "aé"):
+        text = "".join(random.choice(letters) for _ in range(100_000))
+        assert cpu_s(text, pattern) < DEAREST * cpu_s(text, PLAIN), letters
+        assert cpu_s(text * 2, pattern) < 3 * cpu_s(text, pattern), letters
+
+
+def cpu_s(text: str, pattern: str) -> float:
+    """The least CPU time of several."""
+    column = pa.array([text])
+
+    def once() -> float:
+        began_s = time.thread_time()
+        like_mask(column, pattern)
+        return time.thread_time() - began_s
+
+    return min(once() for _ in range(5))
+
+
+@pytest.mark.parametrize(
+    ("longest", "longer", "problem"),
+    [
+        ("%a" * 128, "%a" * 128 + "%", "257 characters, at most 256"),
+        ("a_" + "\\%" * 254, "a_" + "\\%" * 255, "257 characters"),
+        ("_" * 256, "_" * 257, "257 characters"),
+        ("_" * 100 + "%" + "_a" * 8, "_" * 100 + "%" + "_a" * 9, "9 _ after a %, at most 8"),
+        ("%\\____\\_%____", "%____%_____", "9 _ after a %"),
+    ],
+)
+def test_the_limits_of_patterns(longest: str, longer: str, problem: str) -> None:
+    assert like_pattern(longest) == longest
+    with pytest.raises(FilterError, match=problem) as refused:
+        like_pattern(longer, position=7)
+    assert refused.value.position == 7
+
+
+def test_a_search_has_no_limit_of_its_own() -> None:
+    for pattern in ("a" * 4_000, "%" + "a" * 4_000, "a" * 4_000 + "%", "%" + "a" * 4_000 + "%", "%" * 4_000):
+        assert shape_of(like_pattern(pattern)).search != "general"
 
 
 def test_literal_text_matches_only_itself() -> None:

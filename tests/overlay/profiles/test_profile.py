@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -77,6 +80,13 @@ def test_sqlglot_is_imported_by_the_first_sql_text() -> None:
         "parse('a = 1'); sys.exit(early or 'sqlglot' not in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_the_version_of_sqlglot_is_pinned_and_the_one_that_is_tested() -> None:
+    """Its next version may read a filter in another way."""
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extra in ("node", "sim"):
+        assert f"sqlglot=={metadata.version('sqlglot')}" in project["optional-dependencies"][extra]
 
 
 def test_a_narrowed_profile_wants_what_both_want_and_may_be_longer_than_what_is_written() -> None:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from m4cast.overlay.profiles.condition import text_of
 from m4cast.overlay.profiles.evaluation import BatchTerms
 from m4cast.overlay.profiles.profile import parse
-from tests.overlay.profiles.agreement import TYPED, agreed_condition, agreement_batch
+from tests.overlay.profiles.agreement import agreed_filter, agreement_batch, spark_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,6 +25,7 @@ WRITTEN = [
     "tsz > TIMESTAMP '2026-01-01 13:30:00+01:00' OR ts = TIMESTAMP '2026-01-01'",
     "i64 = '5' OR f64 < '0.1' OR i32 IN ('1', '5')",
     "f64 = double('NaN') OR f64 > 1e299",
+    "f32 = 0.1F OR f64 IN (0.1F, 4.5F) OR f32 < -1.25F",
     "y = X'FFFE' OR y < X'61'",
     "st.x = 1 OR st.t IS NULL",
     "i64 = 9007199254740993 OR i64 > 1e18",
@@ -50,8 +50,8 @@ def test_masks_equal_spark(utc: "SparkSession", seed: int) -> None:
     random = Random(seed)
     batch = agreement_batch(random, 50)
     terms = BatchTerms(batch)
-    made = [agreed_condition(random, random.choice([0, 0, 1]), list(TYPED)) for _ in range(200)]
-    texts = [*WRITTEN, *map(text_of, made)]
+    made = [agreed_filter(random, random.choice([0, 0, 1])) for _ in range(200)]
+    texts = [*WRITTEN, *map(spark_text, made)]
     frame = utc.createDataFrame(pa.table(batch))
     answers = frame.selectExpr(*(f"coalesce({text}, FALSE) AS c{at}" for at, text in enumerate(texts))).toArrow()
     for at, text in enumerate(texts):

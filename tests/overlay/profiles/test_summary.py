@@ -91,7 +91,7 @@ def test_nan_is_outside_the_range() -> None:
 )
 @pytest.mark.parametrize("count", [VALUES_MAX, VALUES_MAX + 1, 100])
 def test_a_summary_of_many_rows_is_that_of_its_single_rows(type_: pa.DataType, count: int) -> None:
-    """In any order, with nulls, in the middle of an array."""
+    """The values in any order, with nulls, in the middle of an array."""
     numbers = [*range(1, count + 1), 1, 1]
     Random(count).shuffle(numbers)
     plain = pa.array(numbers, pa.int32() if type_ in (pa.date32(), pa.time32("ms")) else pa.int64())
@@ -126,6 +126,13 @@ def test_cut_texts_are_bounds_all_the_same() -> None:
     assert may(f"a > '{'m' * TEXT_BYTES_MAX}a'", a=[long])
     accents = "é" * TEXT_BYTES_MAX  # cut in the middle of a character
     assert may(f"a = '{accents}'", a=[accents, accents + "x"])
+
+
+@pytest.mark.parametrize("type_", [pa.string(), pa.binary()])
+def test_texts_are_cut_beyond_so_many_bytes(type_: pa.DataType) -> None:
+    for length, is_cut in ((TEXT_BYTES_MAX, False), (TEXT_BYTES_MAX + 1, True)):
+        found = summarise(pa.record_batch({"a": pa.array(["m" * length]).cast(type_)}), [("a",)]).columns["a",]
+        assert (found.is_least_cut, found.is_greatest_cut, found.values is None) == (is_cut, is_cut, is_cut)
 
 
 def test_small_sets_of_values_are_listed_at_most_so_many() -> None:

@@ -8,8 +8,9 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.errors import RemoteProtocolError
+from m4cast.overlay.profiles.condition import Kind
 from m4cast.overlay.profiles.profile import parse
-from m4cast.overlay.profiles.summary import may_match, summarise
+from m4cast.overlay.profiles.summary import COLUMNS_MAX, ColumnSummary, Summary, may_match, summarise
 from m4cast.overlay.profiles.summary_bytes import ENCODED_BYTES_MAX, VERSION, decode, encode
 from tests.overlay.profiles.profile_parts import PATHS, random_batch, random_condition
 
@@ -44,6 +45,45 @@ def test_what_does_not_fit_is_left_out_and_then_matches() -> None:
     assert may_match(parse(f"{lost} = 'nowhere'").condition, found) and not may_match(
         parse(f"{lost} = 'nowhere'").condition, summary
     )
+
+
+def test_the_limit_of_bytes() -> None:
+    def named(length: int) -> Summary:
+        return Summary(5, {("n" * length,): ColumnSummary(Kind.OTHER, 0)})
+
+    fits = 1_000 + ENCODED_BYTES_MAX - len(encode(named(1_000)))
+    assert len(encode(named(fits))) == ENCODED_BYTES_MAX
+    assert decode(encode(named(fits))) == named(fits)
+    assert decode(encode(named(fits + 1))) == Summary(5, {})
+
+
+def test_the_limit_of_bytes_for_sets() -> None:
+    def listed(length: int) -> Summary:
+        values = frozenset(f"{at:02}".ljust(64, "x") for at in range(32))
+        column = ColumnSummary(Kind.TEXT, 0, least=min(values), greatest=max(values), values=values)
+        return Summary(99, {("a",): column, ("b",): column, ("c",): column, ("n" * length,): ColumnSummary(None, 99)})
+
+    fits = 1_000 + ENCODED_BYTES_MAX - len(encode(listed(1_000)))
+    assert decode(encode(listed(fits))) == listed(fits)
+    found = decode(encode(listed(fits + 1)))
+    assert found is not None and len(encode(found)) < ENCODED_BYTES_MAX
+    assert [column.values is None for column in found.columns.values()] == [True, False, False, True]
+
+
+@pytest.mark.parametrize("what", ["columns", "names of a path", "values"])
+def test_limits_of_what_is_read(what: str) -> None:
+    def summary(count: int) -> Summary:
+        match what:
+            case "columns":
+                return Summary(99, {(f"c{at}",): ColumnSummary(Kind.OTHER, 0) for at in range(count)})
+            case "values":
+                return Summary(99, {("a",): ColumnSummary(Kind.EXACT, 0, 0, count - 1, frozenset(range(count)))})
+            case _:
+                return Summary(99, {("n",) * count: ColumnSummary(Kind.OTHER, 0)})
+
+    assert decode(encode(summary(COLUMNS_MAX))) == summary(COLUMNS_MAX)
+    with pytest.raises(RemoteProtocolError, match=f"65 {what}: at most 64 are allowed"):
+        decode(encode(summary(COLUMNS_MAX + 1)))
 
 
 def test_sets_are_left_out_before_columns() -> None:
@@ -94,7 +134,7 @@ def test_too_few_bytes_are_refused(content: bytes) -> None:
 
 
 def test_every_hostile_summary_is_read_or_refused() -> None:
-    """What somebody wrote with a right checksum: nothing else than a refusal may be raised, by readers neither."""
+    """Bytes of any content with a right checksum: readers, too, may raise nothing but a refusal."""
     encoded = encode(summarise(random_batch(Random(1), 20), PATHS))[:-8]
     random = Random(2)
     conditions = [random_condition(random, 2) for _ in range(10)]

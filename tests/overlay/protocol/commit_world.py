@@ -159,7 +159,7 @@ class Disk:
         return [bytes(batch.content).decode() for batches in self.log.values() for batch in batches]
 
     def ranges_of(self, tags: list[str]) -> tuple[Range, ...]:
-        """Where the log has these payloads, one range per stream, in the order in which the streams come up."""
+        """The ranges where the log has these payloads, one per stream, in the order in which the streams come up."""
         found: dict[StreamId, list[Batch]] = {}
         for tag in tags:
             for batches in self.log.values():

@@ -81,7 +81,7 @@ def batch_body(
 
 
 def batch_checksum(rest: bytes, payload_bytes: int) -> int:
-    """Of what follows the checksum in a body: the head, and the payload by its own checksum."""
+    """The checksum of what follows it in a body: the head, and the payload by its own checksum."""
     payload_at = len(rest) - min(payload_bytes, len(rest))
     payload_checksum = struct.pack("<Q", xxhash.xxh3_64_intdigest(rest[payload_at:]))
     return xxhash.xxh3_64_intdigest(rest[:payload_at] + payload_checksum)

@@ -60,7 +60,7 @@ class Member:
     # ---- the others
 
     def called(self, name: str, incarnation: int = 1) -> Call:
-        """Somebody called and said hello."""
+        """A node called and sent its hello."""
         self._conn += 2
         self.calls.connected(self._conn, self.now_ms)
         call = self.calls.get(self._conn)
@@ -70,7 +70,7 @@ class Member:
         return call
 
     def answered(self, name: str) -> Call:
-        """Somebody whom this node dialled answered and said hello; what comes of that stays in `out`."""
+        """A node that this one dialled answered and sent its hello; the resulting outputs stay in `out`."""
         dial = of(self.out, Dial)[-1]
         assert dial.address == contact(name).address
         call = self.calls.get(dial.conn)

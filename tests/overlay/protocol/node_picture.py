@@ -159,7 +159,7 @@ def _key(key: object) -> str:
 
 
 def difference(before: object, after: object, where: str = "") -> list[str]:
-    """Where two pictures differ: one line each."""
+    """The differences of two pictures: one line each."""
     if isinstance(before, dict) and isinstance(after, dict):
         names = dict.fromkeys([*before, *after])
         return [

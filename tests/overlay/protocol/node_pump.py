@@ -104,7 +104,7 @@ class Host:
         return outputs
 
     def say(self, name: str, message: WireFrame) -> list[Output]:
-        """Somebody says something on its connection."""
+        """A peer sends something on its connection."""
         return self.feed(Received(self.conns[name], message))
 
     def connect(self, name: str) -> int:
@@ -114,19 +114,19 @@ class Host:
         return self._conn
 
     def call(self, name: str, incarnation: int = 1) -> int:
-        """Somebody calls and says hello."""
+        """A peer calls and sends its hello."""
         conn = self.connect(name)
         self.say(name, hello(name, incarnation))
         return conn
 
     def answered(self, outputs: Sequence[Output], name: str) -> list[Output]:
-        """Somebody who was dialled answers and says hello."""
+        """A peer that was dialled answers and sends its hello."""
         self.conns[name] = dialled(outputs, name)
         self.feed(Connected(self.conns[name]))
         return self.say(name, hello(name))
 
     def link(self, name: str, incarnation: int = 1, *, exchange: bool = True) -> int:
-        """Somebody becomes a neighbour; both have nothing, and say so."""
+        """A peer becomes a neighbour; both have nothing, and say so."""
         conn = self.call(name, incarnation)
         answers = sends(self.say(name, PortConnectionCall()), PortConnectionResp)
         assert answers == [(conn, PortConnectionResp(True))]
@@ -164,7 +164,7 @@ class Pump:
         seed: int | None = None,
         settings: dict[str, int] | None = None,
     ) -> None:
-        """With a seed, what is under way arrives in a random order."""
+        """Deliver everything that is under way; with a seed, in a random order."""
         self.cluster = cluster
         self.now_ms = 0
         self.nodes: dict[str, Node] = {}

@@ -4,7 +4,7 @@ from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import StoredStream, Trace
 from m4cast.overlay.protocol.holdings import Holdings, Stream
-from m4cast.overlay.protocol.streams.backlogs import Backlogs
+from m4cast.overlay.protocol.streams.hold_back import Backlogs
 from m4cast.overlay.protocol.streams.ordering import Accepted, Ordering, OrderingEvent, Receipt
 from m4cast.overlay.protocol.streams.pulling import Pulling
 from m4cast.overlay.protocol.streams.searching import Searching

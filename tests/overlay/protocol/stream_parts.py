@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def node_id(name: str) -> NodeId:
-    """In both halves: nodes of different names are of different lineage."""
+    """An id with the number in both halves: nodes of different names are of different lineage."""
     return NodeId(2 * name.encode().ljust(8, b"\0")[:8])
 
 
@@ -102,7 +102,7 @@ def entry(
 
 
 def take(out: list[Output]) -> list[Output]:
-    """What has come out since the last time."""
+    """The outputs since the last call."""
     taken = list(out)
     out.clear()
     return taken

@@ -278,7 +278,7 @@ def test_a_dial_that_was_given_up_before_it_connected_is_closed_when_it_does(giv
     assert len(desk.calls) == 0
 
 
-def test_closing_is_said_once() -> None:
+def test_closing_is_reported_once() -> None:
     desk = Desk()
     call = desk.accept()
     take(desk.out)

@@ -9,7 +9,7 @@ NOW_MS = 1_000
 
 
 def clocks(offset_ms: int, *others: int) -> Clocks:
-    """With neighbours whose clocks show so much beyond `now_ms`."""
+    """A node with neighbours whose clocks show so much beyond `now_ms`."""
     found = Clocks(offset_ms)
     for index, other_ms in enumerate(others):
         found.heard(node_id(f"n{index}"), NOW_MS + other_ms, NOW_MS)
@@ -59,7 +59,7 @@ ROUND_MS = 2_000
 
 
 def reached(clock: RetentionClock, run_ms: int, wrong_ms: int, ahead_ms: int | None, since_ms: int = 0) -> int:
-    """How far the ages are beyond the true time after rounds of retention for so long, with a clock that is wrong by
+    """The distance of the ages from the true time after rounds of retention for so long, with a clock that is wrong by
     `wrong_ms`. The node has run for `since_ms`, and the true time is the node's own."""
     at_ms = 0
     for now_ms in range(since_ms + ROUND_MS, since_ms + run_ms + 1, ROUND_MS):

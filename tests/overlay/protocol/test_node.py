@@ -483,7 +483,7 @@ def test_a_former_neighbour_counts_no_more_and_is_remembered_until_it_failed_or_
 
 
 def link(host: Host, name: str, version: int) -> list[Output]:
-    """Somebody who speaks up to this version becomes a neighbour."""
+    """A peer that speaks up to this version becomes a neighbour."""
     host.connect(name)
     host.say(name, replace(hello(name), version_max=version))
     return host.say(name, PortConnectionCall())

@@ -49,7 +49,7 @@ def test_two_complete_graphs_with_one_node_in_common() -> None:
 
 
 @pytest.mark.parametrize("nodes", [0, 1])
-def test_nobody_and_somebody_alone(nodes: int) -> None:
+def test_graphs_of_no_node_and_of_one(nodes: int) -> None:
     facts = graph_facts(["A"][:nodes], [])
     assert facts.connected
     assert facts.eccentricity_max == facts.degree_max == facts.edges == facts.edge_connectivity == 0

@@ -68,7 +68,7 @@ def world_of(count: int = 2, network: Network = STILL, seed: int = 1, *, wire: b
 
 
 def start(world: World, place: Place) -> None:
-    """As `World.start`, but with a puppet."""
+    """Like `World.start`, but with a puppet."""
     place.started += 1
     place.wake_at_ms = -1
     place.node = Puppet()
@@ -91,7 +91,7 @@ def do(world: World, index: int, *outputs: Output) -> None:
 
 
 def heard(world: World, index: int, kind: type[Input] | None = None) -> list[tuple[int, Input]]:
-    """What a puppet heard since the last look (besides being made to do things)."""
+    """The inputs of a puppet since the last call (besides being made to do things)."""
     node = puppet(world, index)
     found: list[tuple[int, Input]] = []
     for at_ms, event in node.heard:
@@ -178,7 +178,7 @@ def test_accepted_connections_have_even_numbers_of_their_own() -> None:
     assert sorted(place(world, 1).ends) == [2, 4]
 
 
-def test_a_dial_to_nobody_fails() -> None:
+def test_a_dial_to_an_unused_address_fails() -> None:
     world = world_of()
     world.crash(place(world, 1), silent=True)
     do(world, 0, Dial(1, address_of(1)), Dial(3, "nowhere:1"))
@@ -482,7 +482,7 @@ def test_reads_see_what_is_durable() -> None:
     assert heard(world, 0, RangeRead) == [(101, RangeRead(7, (batches[1],)))]
 
 
-def test_retention_is_told_to_the_node() -> None:
+def test_trimmed_rows_are_reported_to_the_node() -> None:
     world = world_of()
     do(world, 0, append_of(1, batches=tuple(chain(5))))
     world.run(100)

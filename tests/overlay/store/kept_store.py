@@ -143,7 +143,7 @@ def _live_again(store: Store) -> None:
 
 
 def _timed(batches: list[Batch]) -> list[Batch]:
-    """As published a second apart."""
+    """Batches as published a second apart."""
     timed: list[Batch] = []
     for at, batch in enumerate(batches):
         previous = timed[-1].checksum if timed else batch.previous_checksum

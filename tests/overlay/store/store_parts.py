@@ -28,7 +28,7 @@ def from_stage(batch: Batch) -> Batch:
 
 
 class Witness:
-    """What a store's owner hears, in order: ("durable", token), ("failed", token, reason), ("broken", reason)."""
+    """The reports to a store's owner, in order: ("durable", token), ("failed", token, reason), ("broken", reason)."""
 
     def __init__(self) -> None:
         self._heard: queue.SimpleQueue[tuple[str, int, str]] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""Whose folder it is: what is not this node's store, or is damaged, is refused by name and left as it was."""
+"""A folder that is not this node's store, or is damaged, is refused by name and left as it was."""
 
 import os
 import subprocess

@@ -240,7 +240,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["store", *arguments])
 
 
-def test_check_says_that_a_store_is_sound(tmp_path: Path) -> None:
+def test_check_passes_a_sound_store(tmp_path: Path) -> None:
     fill(tmp_path)
     result = run("check", str(tmp_path))
     assert result.exit_code == 0
@@ -249,7 +249,7 @@ def test_check_says_that_a_store_is_sound(tmp_path: Path) -> None:
     assert report["sound"] is True and report["batches"] == 8 and report["problems"] == []
 
 
-def test_check_says_what_is_wrong_and_exits_with_1(tmp_path: Path) -> None:
+def test_check_reports_damage_and_exits_with_1(tmp_path: Path) -> None:
     fill(tmp_path)
     with changing(tmp_path) as (tables, txn):
         lose_entry(tables, txn)
@@ -261,7 +261,7 @@ def test_check_says_what_is_wrong_and_exits_with_1(tmp_path: Path) -> None:
     assert json.loads(as_json.stdout)["sound"] is False
 
 
-def test_stats_say_what_is_there(tmp_path: Path) -> None:
+def test_stats_count_the_contents(tmp_path: Path) -> None:
     fill(tmp_path)
     found = json.loads(run("stats", str(tmp_path), "--json").stdout)
     assert found["channel_instance"] == "test" and found["batches"] == 8 and found["staged"] == 1

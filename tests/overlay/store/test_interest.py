@@ -32,6 +32,8 @@ ROW = Registration(
     under="",
 )
 
+DATED = replace(ROW, earliest=False, from_ms=1_780_000_000_000)
+PLACED = replace(ROW, earliest=False, positions={stream_id().origin: 17})
 
 SPAN = InterestSpan(
     id="ann/ż",
@@ -67,6 +69,8 @@ def test_registrations_come_back(tmp_path: Path) -> None:
             (
                 RegistrationRecord("ann/ż", ROW),
                 RegistrationRecord("b", ROW),
+                RegistrationRecord("dated", DATED),
+                RegistrationRecord("placed", PLACED),
                 InterestStateRecord("", InterestState(1, 1, 0)),
             ),
         )
@@ -75,7 +79,7 @@ def test_registrations_come_back(tmp_path: Path) -> None:
         )
     assert check(tmp_path).problems == []
     with opened(tmp_path) as store:
-        assert store.recovered.of(RegistrationRecord) == {"ann/ż": ROW}
+        assert store.recovered.of(RegistrationRecord) == {"ann/ż": ROW, "dated": DATED, "placed": PLACED}
         assert store.recovered.of(InterestStateRecord) == {"": InterestState(1, 2, 1)}
 
 

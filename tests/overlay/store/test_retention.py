@@ -1,4 +1,4 @@
-"""What is removed, what readers hold back and for how long; and that the file stops growing."""
+"""Retention: what is removed, what readers hold and for how long; and that the file stops growing."""
 
 import subprocess
 import sys
@@ -60,7 +60,7 @@ def test_nothing_is_removed_within_the_limits(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_clock_that_is_far_behind_are_kept_for_a_day(tmp_path: Path) -> None:
-    """By that clock they were too old when they came."""
+    """The rows were too old by that clock when they arrived."""
     with opened(tmp_path, retention=Retention(Keep(age_ms_max=7 * DAY_MS))) as store:
         came_ms = 100 * DAY_MS
         synced(store, received(1, *dated((1, 2)), at_ms=came_ms))

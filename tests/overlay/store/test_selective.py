@@ -102,22 +102,26 @@ def test_retention_raises_low_over_what_it_removed_and_no_further(tmp_path: Path
 def test_what_is_wanted_comes_back_and_joins_anew_under_a_new_id(tmp_path: Path) -> None:
     want = Want("w", "orders", ProfileText("sql", 1, "country = 'PL'"), 5, earliest=True)
     keeper = Want("k", "_keeps", None, 0, keeps=node_id("o"))
+    dated = Want("d", "orders", None, 5, from_ms=3)
+    placed = Want("p", "orders", None, 5, positions={node_id("o"): 2**62})
     runs = ((1, 4), (9, 2**63 - 1), (12, 0))
     made = TopicDescriptor("orders", 2, ("country",), 3, node_id("o"))
     begin = BeginKey("w", STREAM)
     with opened(tmp_path) as store:
         write(store, WantRecord("w", StoredWant(want, 4)), WantRecord("k", StoredWant(keeper, 5)))
+        write(store, WantRecord("d", StoredWant(dated, 6)), WantRecord("p", StoredWant(placed, 7)))
         write(store, WantRecord("gone", StoredWant(want, 4)), BeginRecord(BeginKey("gone", STREAM), 7))
         write(store, WantRecord("gone", None), BeginRecord(BeginKey("gone", STREAM), None))
         write(store, MarksRecord(STREAM, runs), BeginRecord(begin, 17), DescriptorRecord("orders", made))
         write(store, SpreadRecord("own", 3))
     with opened(tmp_path) as store:
         found = store.recovered
-        assert found.of(WantRecord) == {"w": StoredWant(want, 4), "k": StoredWant(keeper, 5)}
+        begun = {"d": StoredWant(dated, 6), "p": StoredWant(placed, 7)}
+        assert found.of(WantRecord) == {"w": StoredWant(want, 4), "k": StoredWant(keeper, 5), **begun}
         assert (found.of(MarksRecord), found.of(BeginRecord)) == ({STREAM: runs}, {begin: 17})
         assert (found.of(DescriptorRecord), found.of(SpreadRecord)) == ({"orders": made}, {"own": 3})
         joins = [stored.join for stored in store.take_new_identity().of(WantRecord).values()]
-        assert joins == [0, 0], "nobody has heard of this id's registrations"
+        assert joins == [0] * 4, "nobody has heard of this id's registrations"
 
 
 @pytest.mark.parametrize("record", [MarksRecord(STREAM, ((1, 0),)), SpreadRecord("own", 0), None])

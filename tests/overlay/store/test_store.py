@@ -1,4 +1,4 @@
-"""What goes in comes out: after appends, after opening again, and as the simulated disk has it."""
+"""Everything that goes in comes out: after appends, after reopening, and as the simulated disk has it."""
 
 import struct
 import threading
@@ -355,7 +355,7 @@ def test_others_read_while_the_writer_writes(tmp_path: Path) -> None:
         assert max(seen) == len(batches)
 
 
-def test_a_closed_store_says_so(tmp_path: Path) -> None:
+def test_a_closed_store_refuses_calls(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         pass
     with pytest.raises(StoreError, match="closed"):

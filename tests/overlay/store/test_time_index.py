@@ -43,7 +43,7 @@ def first_at(batches: list[Batch], at_ms: int) -> int | None:
 def test_rows_are_found_by_time_wherever_the_clock_of_their_origin_went_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, runs_max: int, scan_max: int
 ) -> None:
-    """As stores have them that were written when the time could go back across a restart."""
+    """The entries of stores that were written when the time could go back across a restart."""
     monkeypatch.setattr(time_index, "RUNS_MAX", runs_max)
     monkeypatch.setattr(time_index, "SCAN_BATCHES_MAX", scan_max)
     random = Random(seed)

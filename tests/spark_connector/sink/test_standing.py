@@ -1,4 +1,4 @@
-"""At which node a sink stands, from what the nodes say of its key."""
+"""The node at which a sink stands, from what the nodes report of its key."""
 
 from m4cast.spark_connector.sink.standing import MOVED, Standing, furthest
 

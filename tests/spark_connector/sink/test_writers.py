@@ -1,4 +1,5 @@
-"""From where a key is moved, what cannot be published, and what the driver does with what tasks have staged."""
+"""Positions from which a key is moved, rows that cannot be published, and what the driver does with what tasks have
+staged."""
 
 import json
 from dataclasses import replace
@@ -87,7 +88,7 @@ def test_keys_travel_as_binary(cluster: LocalCluster, nodes: str, topic: str) ->
 
 
 def staged(given: WriteOptions, *ids: int, query: str = "q") -> StagedRows:
-    """What a task leaves for the driver."""
+    """The message that a task leaves for the driver."""
     staging = Staging(given)
     staging.add(pa.RecordBatch.from_pydict({"id": list(ids)}))
     staging.flush()
@@ -107,7 +108,7 @@ def test_an_abort_after_the_commit_destroys_nothing(cluster: LocalCluster, nodes
     assert published(cluster, topic) == [1, 2]
 
 
-def test_a_commit_after_the_abort_says_what_is_lost(cluster: LocalCluster, nodes: str, topic: str) -> None:
+def test_a_commit_after_the_abort_fails(cluster: LocalCluster, nodes: str, topic: str) -> None:
     given = options(nodes=nodes, topic=topic, sinkId=topic)
     writer, message = StreamWriter(given), staged(given, 1, 2)
     writer.abort([message], 0)
@@ -134,7 +135,7 @@ def test_micro_batches_are_published_once_in_the_order_of_partitions(
 
 
 def everything(cluster: LocalCluster, topic: str) -> list[int]:
-    """What both nodes have, of all origins."""
+    """The rows of all origins that both nodes have."""
     for name in cluster.names():
         until(lambda name=name: cluster.channel(name).frontier(topic) == cluster.channel().frontier(topic), "both")  # type: ignore[misc]
     return sorted(published(cluster, topic))

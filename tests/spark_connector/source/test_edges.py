@@ -1,4 +1,4 @@
-"""Where reads begin and end, over nodes that keep different parts of a stream."""
+"""Begin and end of reads over nodes that keep different parts of a stream."""
 
 from m4cast.spark_connector.offsets import StreamName
 from m4cast.spark_connector.source.edges import Holding, at_time, earliest, latest

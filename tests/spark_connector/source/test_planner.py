@@ -1,4 +1,4 @@
-"""What a micro-batch takes, and how ranges are split."""
+"""Contents of a micro-batch, and how ranges are split."""
 
 from random import Random
 

@@ -319,7 +319,7 @@ def batch_ids(**options: str) -> list[int]:
 
 
 def test_a_lease_is_renewed_by_itself_and_holds_retention_back(cluster: LocalCluster, topic: str) -> None:
-    """With a neighbour: a node that is alone trusts its clock slowly, and takes a minute to let a lease expire."""
+    """The node has a neighbour: one that is alone trusts its clock slowly, and takes a minute to let a lease expire."""
     channel, door = cluster.channel("n1"), cluster.node("n1").door
     held, free = f"{topic}-held", f"{topic}-free"
     for each in (held, free):

@@ -20,7 +20,7 @@ SPAN = SequenceSpan(TOPIC, ORIGIN, 1, 101)
 
 
 class Answer:
-    """As a `RangeReader` that has been read: certified up to `until`."""
+    """A `RangeReader` that has been read: certified up to `until`."""
 
     def __init__(self, until: int, profile: str | None) -> None:
         self.frontier = {TOPIC: {ORIGIN: until}}

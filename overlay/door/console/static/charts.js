@@ -8,7 +8,7 @@ const charts = new Set();
 /** `series`: [{name, colour (a custom property of the page), get: () => values}]; `format` writes a value of the axis,
  * whose end is at `least` or higher. */
 export function chart(title, series, format, least = 1e-3) {
-  const holder = h("div", { class: "plot" });
+  const holder = h("div", { class: "plot" }, h("p", { class: "empty" }, "The first values appear after a few seconds."));
   const legend = h("p", { class: "legend" }, series.map((each) => h("span", { class: `key ${each.colour}` }, each.name)));
   const element = h("figure", { "aria-label": title }, h("figcaption", {}, title), legend, holder);
   let plot = null;
@@ -17,8 +17,9 @@ export function chart(title, series, format, least = 1e-3) {
     show(times) {
       if (times.length < 2 || !holder.clientWidth) return;
       const data = [times, ...series.map((each) => each.get())];
-      if (plot) plot.setData(data);
-      else plot = drawn(holder, series, data, format, least);
+      if (plot) return plot.setData(data);
+      holder.replaceChildren();
+      plot = drawn(holder, series, data, format, least);
     },
     resize: () => plot?.setSize({ width: holder.clientWidth, height: 170 }),
     forget() {

@@ -4,12 +4,12 @@
 import { forgetCharts, resizeCharts } from "./charts.js";
 import { token } from "./door.js";
 import { h, replace } from "./dom.js";
-import { clients } from "./clients.js";
-import { interest } from "./interest.js";
-import { overview } from "./overview.js";
-import { tail } from "./tail.js";
-import { topics } from "./topics.js";
-import { units } from "./units.js";
+import { clients } from "./views/clients.js";
+import { interest } from "./views/interest.js";
+import { overview } from "./views/overview.js";
+import { tail } from "./views/tail.js";
+import { topics } from "./views/topics.js";
+import { units } from "./views/units.js";
 import { watch } from "./watch.js";
 
 const VIEWS = {
@@ -25,18 +25,22 @@ const find = (id) => document.getElementById(id);
 let current = null;
 
 function go() {
-  const [name, argument] = location.hash.slice(1).split("/");
-  const view = VIEWS[name] ? name : "overview";
+  const { view, argument } = addressed();
   current?.end?.();
   replace(find("tabs"), Object.entries(VIEWS).map(([id, { title }]) => h("a", { href: `#${id}`, "aria-current": id === view ? "page" : null }, title)));
-  showTab();
-  current = VIEWS[view].show(find("main"), argument ? decodeURIComponent(argument) : null);
+  current = VIEWS[view].show(find("main"), argument);
   document.title = `${VIEWS[view].title} · m4cast`;
 }
 
-/** On a phone not all tabs fit: that of the view is scrolled into sight. */
-function showTab() {
-  find("tabs").querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "nearest" });
+/** The view that the address names, and what it names of it; an address that makes no sense leads to the overview. */
+function addressed() {
+  const [name, argument] = location.hash.slice(1).split("/");
+  try {
+    if (Object.hasOwn(VIEWS, name)) return { view: name, argument: argument ? decodeURIComponent(argument) : null };
+  } catch (error) {
+    if (!(error instanceof URIError)) throw error;
+  }
+  return { view: "overview", argument: null };
 }
 
 watch.addEventListener("look", () => {
@@ -55,7 +59,6 @@ watch.addEventListener("look", () => {
 watch.addEventListener("event", () => current?.events?.());
 addEventListener("hashchange", go);
 addEventListener("resize", resizeCharts);
-addEventListener("resize", showTab);
 
 // ---- the token
 

@@ -42,7 +42,7 @@ export async function lines(path) {
 export const topicPath = (topic, rest = "") => `/topics/${encodeURIComponent(topic)}${rest}`;
 
 /**
- * Follows a topic until `signal` ends it. `on` has: row(row), state("live" | "lost"), refused(error).
+ * Follows a topic until `signal` ends it. `on` has: row(row), live(whether it has every row of the topic), lost(), refused(error).
  * After a lost connection it continues behind the last row it got, so no row is missed or shown twice.
  */
 export async function follow(path, signal, on) {
@@ -50,7 +50,7 @@ export async function follow(path, signal, on) {
   while (!signal.aborted) {
     try {
       const answer = await asked(path, { signal, headers: last ? { "Last-Event-ID": last } : {} });
-      on.state("live");
+      on.live(answer.headers.get("M4cast-Rows") === "all");
       for await (const event of events(answer.body)) {
         if (event.name === "refused") throw new Refused(400, event.data.code, event.data.detail);
         if (event.data) on.row(event.data);
@@ -61,7 +61,7 @@ export async function follow(path, signal, on) {
       if (error instanceof Refused && error.status < 500) return on.refused(error);
     }
     if (signal.aborted) return;
-    on.state("lost");
+    on.lost();
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
   }
 }

@@ -80,7 +80,7 @@ export function liveGraph(choose) {
     },
     svg("circle", { r: RADIUS + 6, class: "halo" }), svg("circle", { r: RADIUS, class: "dot" }),
     state === "silent" ? svg("path", { d: "M-5-5 5 5M5-5-5 5", class: "cross" }) : null,
-    isLabelled ? svg("text", { y: RADIUS + 18 }, node.name) : null);
+    isLabelled ? svg("text", { y: RADIUS + 22 }, node.name) : null);
   }
 
   function place(inside) {

@@ -9,6 +9,7 @@ const EVERY_MS = 2000;
 const HISTORY_MAX = 450; // 15 minutes
 const EVENTS_MAX = 200;
 const WINDOW_S = 10; // rates and latencies are those of this long: a single look catches whole batches, or none
+const WINDOW_LEAST_S = 5; // before it is this long, there are none: they would jump with each batch
 const APART_S = 1; // a look that the user asked for comes sooner, and makes no point of its own
 
 class Watch extends EventTarget {
@@ -68,7 +69,11 @@ class Watch extends EventTarget {
   }
 
   #compare(before, now) {
-    if (!before) return this.#note("plain", `Watching ${now.nodes.filter((node) => !node.leaving).length} nodes`);
+    if (!before) {
+      const present = now.nodes.filter((node) => !node.leaving);
+      const silent = present.filter((node) => node.silent).length;
+      return this.#note("plain", `Watching ${plural(present.length, "node")}${silent ? `, ${silent} of them silent` : ""}`);
+    }
     const known = new Map(before.nodes.map((node) => [node.node_id, node]));
     for (const node of now.nodes) {
       const was = known.get(node.node_id);
@@ -108,8 +113,9 @@ class Watch extends EventTarget {
     while (this.#samples.length > 2 && now.at - this.#samples[1].at >= WINDOW_S) this.#samples.shift();
     if (!last) return;
     const before = this.#samples[0];
-    const rate = (name) => Math.max(0, (now[name] - before[name]) / (now.at - before.at));
-    const delays = now.buckets.map(([bound, count], at) => [bound, count - (before.buckets[at]?.[1] ?? 0)]);
+    const isShort = now.at - before.at < WINDOW_LEAST_S;
+    const rate = (name) => (isShort ? null : Math.max(0, (now[name] - before[name]) / (now.at - before.at)));
+    const delays = isShort ? [] : now.buckets.map(([bound, count], at) => [bound, count - (before.buckets[at]?.[1] ?? 0)]);
     this.#remember({
       at: Date.now() / 1000, published: rate("published"), pushed: rate("pushed"), pulled: rate("pulled"),
       missing: this.value("m4cast_missing_rows"), gaps: this.value("m4cast_gaps_open"),

@@ -19,10 +19,13 @@ from m4cast.overlay.door.web.following.fresh import FollowedRows
 from m4cast.overlay.door.web.limits import WebLimits
 from m4cast.overlay.door.web.positions import parse_position, position_around, position_text
 from m4cast.overlay.door.web.query import Query, topic_of
+from m4cast.overlay.door.web.quick_json import json_of
 from m4cast.overlay.door.web.reads import filtered, written
 from m4cast.overlay.door.web.routes import SERVER_SENT_EVENTS
-from m4cast.schemas.json_text import json_of
+from m4cast.overlay.ids import StreamId
 
+ROWS = "M4cast-Rows"
+"""`all`, if each row of the topic is an event: numbers of rows then have no gaps. Else `some`."""
 RETRY_MS = 1_000
 """The delay before a browser reconnects after it lost its connection."""
 LAST_EVENT_ID = "Last-Event-ID"
@@ -38,9 +41,14 @@ async def tail(
     follower: RowFollower | None = None
     try:
         get = await filtered(call, get, query.text("where"), query.text("language"))
-        follower = RowFollower(call, bell, get, limits.chunk_bytes, early=early)
+        follower = RowFollower(call, bell, get, limits.chunk_bytes, form="objects", early=early)
         await follower.begin()
-        headers = {"Content-Type": SERVER_SENT_EVENTS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        headers = {
+            "Content-Type": SERVER_SENT_EVENTS,
+            "Cache-Control": "no-store",
+            "X-Accel-Buffering": "no",
+            ROWS: "all" if follower.has_every_row else "some",
+        }
         answer = web.StreamResponse(headers=headers)
         await answer.prepare(request)
         topic = get.topics[0]
@@ -76,8 +84,12 @@ def events_of(found: list[FollowedRows], before: Frontier) -> bytes:
     """Each row as an event, whose id is the position after it."""
     at = dict(before)
     events: list[str] = []
+    last: StreamId | None = None
+    before_it = after_it = ""
     for rows, stream, next_sequence in found:
-        before_it, after_it = position_around(at, stream)
+        if stream != last:
+            before_it, after_it = position_around(at, stream)
+            last = stream
         for row in rows.objects:
             events.append(f"id: {before_it}{row['_sequence'] + 1}{after_it}\ndata: {json_of(row)}\n\n")
         at[stream] = next_sequence

@@ -11,15 +11,16 @@ for `taking_ms` is cut off. The publishes of all connections share the memory fo
 """
 
 import asyncio
+import json
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from m4cast.overlay.door.fields import ranges_json
+from m4cast.overlay.door.fields import range_text, ranges_json
 from m4cast.overlay.door.http.connections import connection_of
 from m4cast.overlay.door.publish.gathering import GatheredRows, Gatherer
 from m4cast.overlay.door.publish.posted import PostedRows
@@ -32,7 +33,6 @@ from m4cast.overlay.door.web.following.follower import Bell, RowFollower
 from m4cast.overlay.door.web.limits import WebLimits
 from m4cast.overlay.door.web.live.joined import joined, shares
 from m4cast.overlay.door.web.live.messages import (
-    CREDIT_MAX,
     LiveCredit,
     LivePublish,
     LiveRefused,
@@ -44,6 +44,7 @@ from m4cast.overlay.door.web.live.messages import (
     row_frames,
     subscribed,
 )
+from m4cast.overlay.door.web.live.shares import LiveSubscription, LoopShare, OpenPublish, Publish, PublishWindow
 from m4cast.overlay.door.web.positions import position_text
 from m4cast.overlay.door.web.posts import FewRows, Sent, answered, gather_from_now_on, send
 from m4cast.overlay.door.web.query import Query
@@ -54,8 +55,9 @@ from m4cast.overlay.protocol.effects import Range
 SUBSCRIPTIONS_MAX = 64
 TRIALS_MAX = 64
 """Topics of a connection whose first publish is waited for. Others go by the threads until they are gathered. Guess."""
-Publish = LivePublish | LiveRefused
 Outcome = Sent | FewRows | Refusal
+BRACE: Mapping[WSMsgType, Any] = {WSMsgType.TEXT: "{", WSMsgType.BINARY: b"{"}
+"""There is one for each row of a frame, at least."""
 CLOSE_S = 2.0
 VIOLATION = 1008
 GOING_AWAY = 1001
@@ -81,67 +83,6 @@ async def live(
         streams.end(call.caller.name)
 
 
-class LiveSubscription:
-    """The credit of a subscription: how many more frames its client wants."""
-
-    def __init__(self, credit: int) -> None:
-        self._credit = credit
-        self._added = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
-
-    def add(self, frames: int) -> None:
-        self._credit = min(self._credit + frames, CREDIT_MAX)
-        self._added.set()
-
-    async def take(self) -> None:
-        """Use one. Only the subscription's own task does."""
-        while not self._credit:
-            self._added.clear()
-            await self._added.wait()
-        self._credit -= 1
-
-
-class PublishWindow:
-    """The unanswered publishes of a connection: their number and bytes. Used by the connection's reader and its
-    reports."""
-
-    def __init__(self, limits: WebLimits) -> None:
-        self._limits = limits
-        self._frames = 0
-        self._bytes = 0
-        self._left = asyncio.Event()
-
-    async def enter(self, size: int) -> None:
-        """Wait until there is room. A single publish always has."""
-        while self._frames and (
-            self._frames >= self._limits.window_frames or self._bytes + size > self._limits.window_bytes
-        ):
-            self._left.clear()
-            await self._left.wait()
-        self._frames += 1
-        self._bytes += size
-
-    def leave(self, size: int) -> None:
-        self._frames -= 1
-        self._bytes -= size
-        self._left.set()
-
-
-class OpenPublish:
-    """A publish of a connection, from its frame to its answer."""
-
-    __slots__ = ("outcome", "publish", "size", "taken")
-
-    def __init__(self, publish: Publish, size: int, taken: int) -> None:
-        self.publish = publish
-        self.size = size
-        """The bytes of its frame."""
-        self.taken = taken
-        """The bytes that it has of the memory for bodies."""
-        self.outcome: list[Any] | Refusal | None = None
-        """Its ranges, or why it was refused; None: not known yet."""
-
-
 class LiveConnection:
     def __init__(
         self, call: WebCall, socket: web.WebSocketResponse, bell: Bell, bodies: BodyQuota, limits: WebLimits
@@ -151,13 +92,14 @@ class LiveConnection:
         self._bell = bell
         self._bodies = bodies
         self._limits = limits
-        self._timeout_s = call.services.timeout_s
         self._window = PublishWindow(limits)
         self._last_id = 0
         self._open: deque[OpenPublish] = deque()
-        """In the order in which they came, and are answered."""
+        """Publishes in the order in which they came and are answered."""
         self._waiting: deque[OpenPublish] = deque()
         """Those that were not sent yet."""
+        self._pause: asyncio.Handle | None = None
+        """Others have their turn before more of these are gathered."""
         self._on_threads = 0
         """Those that were sent by the threads and have no answer yet: gathered ones must not overtake them."""
         self._is_on_thread = False
@@ -179,10 +121,13 @@ class LiveConnection:
         self._start(self._settle_sent())
         self._start(self._report())
         self._start(self._end_with_the_door())
+        share = LoopShare()
         try:
             async for message in self._socket:
                 if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                     break
+                if share.is_used_up(message.data.count(BRACE[message.type]), len(message.data)):
+                    await asyncio.sleep(0)  # frames that have arrived together are taken without it
                 try:
                     await self._receive(message.data)
                 except Refusal as refusal:
@@ -198,6 +143,7 @@ class LiveConnection:
         task = asyncio.get_running_loop().create_task(self._guarded(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # it may be cancelled before it has begun
         return task
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
@@ -266,7 +212,8 @@ class LiveConnection:
     def _send_waiting(self) -> None:
         """Send what waits, in order: what can be gathered on the loop is; everything else is for the threads, where one
         piece of work of a connection is done at a time."""
-        while self._waiting and not self._is_on_thread and self._trial is None:
+        share = LoopShare()
+        while self._waiting and not self._is_on_thread and self._trial is None and self._pause is None:
             publish = self._waiting[0]
             gatherer = self._gatherer_of(publish.publish)
             if gatherer is not None:
@@ -274,6 +221,9 @@ class LiveConnection:
                     return
                 if self._gather(publish, gatherer):
                     self._waiting.popleft()
+                    assert isinstance(publish.publish, LivePublish) and publish.publish.rows
+                    if share.is_used_up(len(publish.publish.rows), publish.size):
+                        self._pause = asyncio.get_running_loop().call_soon(self._go_on)
                     continue
             if gatherer is None and self._is_first(publish.publish):
                 self._trial = publish
@@ -281,6 +231,10 @@ class LiveConnection:
             self._on_threads += len(taken)
             self._is_on_thread = True
             self._start(self._send_by_thread(taken))
+
+    def _go_on(self) -> None:
+        self._pause = None
+        self._send_waiting()
 
     def _is_first(self, publish: Publish) -> bool:
         """True for the first publish of its kind that may be gathered."""
@@ -292,7 +246,7 @@ class LiveConnection:
         return is_first
 
     def _gatherer_of(self, publish: Publish) -> Gatherer | None:
-        if not isinstance(publish, LivePublish) or not publish.rows:
+        if not isinstance(publish, LivePublish) or not publish.rows or publish.size > INLINE_BYTES:
             return None
         return self._call.services.publishing.gatherer(publish.put)
 
@@ -312,11 +266,11 @@ class LiveConnection:
             self._gatherer = gatherer
 
         def tell(outcome: Range | Refusal) -> None:
-            self._settle(publish, outcome if isinstance(outcome, Refusal) else ranges_json((outcome,)))
+            self._settle(publish, outcome if isinstance(outcome, Refusal) else f"[{range_text(outcome)}]")
 
         return gatherer.add(GatheredRows(columns, len(message.rows), message.size, self._call.caller.name, tell))
 
-    def _settle(self, publish: OpenPublish, outcome: list[Any] | Refusal) -> None:
+    def _settle(self, publish: OpenPublish, outcome: str | Refusal) -> None:
         publish.outcome = outcome
         self._settled.set()
 
@@ -333,8 +287,8 @@ class LiveConnection:
         self._send_waiting()
 
     def _send_all(self, gathered: list[OpenPublish]) -> list[tuple[list[OpenPublish], Outcome]]:
-        """On a thread. Publishes that follow each other and can be one batch are sent as one; if that is refused, each
-        is sent by itself, so that each has its own outcome."""
+        """Runs on a thread. Publishes that follow each other and can be one batch are sent as one; if that is refused,
+        each is sent by itself, so that each has its own outcome."""
         sent: list[tuple[list[OpenPublish], Outcome]] = []
         for together in joined(gathered):
             outcome = self._send(together)
@@ -349,10 +303,10 @@ class LiveConnection:
         if isinstance(first, LiveRefused):
             return first.refusal
         call, put = self._call, first.put
-        body = b"\n".join(each.publish.body for each in publishes if isinstance(each.publish, LivePublish))
 
         def work() -> Sent | FewRows:
             call.caller.rights.require_topics("publish", (put.topic,))
+            body = b"\n".join(each.publish.body for each in publishes if isinstance(each.publish, LivePublish))
             headers = {"Content-Type": first.content_type}
             read = rows_of(body, headers, lambda: call.services.publishing.known_columns(put.topic))
             return send(call, put, read, self._lingering)
@@ -373,7 +327,7 @@ class LiveConnection:
             except Refusal as refusal:
                 outcomes = [refusal for _ in publishes]
             for publish, share in zip(publishes, outcomes, strict=True):
-                self._settle(publish, share)
+                self._settle(publish, share if isinstance(share, Refusal) else json.dumps(share))
             self._on_threads -= len(publishes)
             if publishes[0] is self._trial:
                 await self._open_gatherer(publishes[0].publish, outcome)
@@ -396,7 +350,7 @@ class LiveConnection:
             case FewRows():
                 message = publish.publish
                 assert isinstance(message, LivePublish)
-                timeout_s = message.put.timeout_s or self._timeout_s
+                timeout_s = message.put.timeout_s or self._call.services.timeout_s
                 ranges = ranges_json(await answered(self._call, outcome.posted, timeout_s))
                 if message.rows is not None and publish is not self._trial:
                     gather_from_now_on(self._call, message.put, outcome)
@@ -407,10 +361,11 @@ class LiveConnection:
         while True:
             await self._settled.wait()
             self._settled.clear()
-            done: list[tuple[int | str, list[Any]]] = []
+            done: list[tuple[int, str]] = []
             while self._open and (outcome := self._open[0].outcome) is not None:
                 publish = self._open.popleft()
                 number = publish.publish.id
+                assert isinstance(number, int)
                 if not isinstance(outcome, Refusal):
                     done.append((number, outcome))
                 else:
@@ -423,7 +378,8 @@ class LiveConnection:
                 await self._say(acked(done))
 
     async def _give_up(self) -> None:
-        """Nobody is told of what is still on its way."""
+        """Drop what is still under way, without an answer."""
+        self._waiting.clear()
         while self._open:
             self._closed(self._open.popleft())
         while not self._sent.empty():
@@ -446,7 +402,9 @@ class LiveConnection:
         follower: RowFollower | None = None
         try:
             get = await filtered(self._call, message.get, message.where, message.language)
-            follower = RowFollower(self._call, self._bell, get, self._limits.chunk_bytes, early=message.early)
+            follower = RowFollower(
+                self._call, self._bell, get, self._limits.chunk_bytes, form=message.form, early=message.early
+            )
             await follower.begin()
             await self._say(subscribed(message.name, position_text(follower.at, message.get.topics[0])))
             while True:

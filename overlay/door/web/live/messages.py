@@ -18,11 +18,11 @@ from m4cast.overlay.door.refusals import Refusal, as_json, bad_request
 from m4cast.overlay.door.requests import ACKS_MAX, Get, Put
 from m4cast.overlay.door.web.following.fresh import FollowedRows
 from m4cast.overlay.door.web.query import start_of
+from m4cast.overlay.door.web.quick_json import json_of, members_of
 from m4cast.overlay.door.web.reads import JSON_ROWS
 from m4cast.overlay.door.web.routes import ARROW, JSON_LINES
 from m4cast.overlay.door.web.texts import ArrowStreamText
 from m4cast.overlay.ids import StreamId
-from m4cast.schemas.json_text import json_of
 
 HEAD_BYTES_MAX = 64 << 10
 CREDIT_MAX = 1 << 20
@@ -41,6 +41,8 @@ class LivePublish:
     rows: list[dict[str, Any]] | None
     """None: they are Arrow."""
     arrow: bytes = b""
+    text: str = ""
+    """The frame, of which `rows` are a part."""
     size: int = 0
     """About how many bytes the rows have."""
 
@@ -50,7 +52,10 @@ class LivePublish:
 
     @property
     def body(self) -> bytes:
-        return self.arrow if self.rows is None else "\n".join(map(json.dumps, self.rows)).encode()
+        """The rows as they are written: integers of any size are exact."""
+        if self.rows is None:
+            return self.arrow
+        return "\n".join(map(json.dumps, object_of(self.text, "a message")["rows"])).encode()
 
     def may_join(self, other: "LivePublish") -> bool:
         """True if both can be published as one batch."""
@@ -101,7 +106,9 @@ def message_of(frame: str | bytes) -> LiveMessage:
 
 
 def _parsed(written: bytes | str, arrow: bytes | None) -> LiveMessage:
-    members = object_of(written, "a message")
+    members = members_of(written) if isinstance(written, str) else None
+    if members is None:
+        members = object_of(written, "a message")
     fields = Fields.of(members)
     fields.refuse_unknown("a message", _EVERY)
     kind = fields.text("type", None)
@@ -115,7 +122,7 @@ def _parsed(written: bytes | str, arrow: bytes | None) -> LiveMessage:
             try:
                 fields.refuse_unknown("a publish", _PUBLISH)
                 size = len(written.encode()) if isinstance(written, str) and not written.isascii() else len(written)
-                return _publish(number, fields, size, arrow)
+                return _publish(number, fields, written, size, arrow)
             except Refusal as refusal:
                 return LiveRefused(number, refusal)
         case "subscribe":
@@ -138,7 +145,7 @@ def _parsed(written: bytes | str, arrow: bytes | None) -> LiveMessage:
             raise bad_request(f"type is {other!r}: must be publish, subscribe, credit or unsubscribe")
 
 
-def _publish(number: int, fields: Fields, size: int, arrow: bytes | None) -> LivePublish:
+def _publish(number: int, fields: Fields, written: bytes | str, size: int, arrow: bytes | None) -> LivePublish:
     put = Put(
         topic=fields.topic(),
         moves=fields.moves(),
@@ -148,11 +155,12 @@ def _publish(number: int, fields: Fields, size: int, arrow: bytes | None) -> Liv
     if arrow is not None:
         if fields.has("rows"):
             raise bad_request("rows are not allowed in the head of a binary frame: they follow it as an Arrow stream")
-        return LivePublish(number, put, None, arrow, len(arrow))
+        return LivePublish(number, put, None, arrow, size=len(arrow))
     rows = fields.get("rows")
     if not isinstance(rows, list) or not {dict}.issuperset(map(type, rows)):
         raise bad_request("rows must be a list of objects")
-    return LivePublish(number, put, rows, size=size)
+    assert isinstance(written, str)
+    return LivePublish(number, put, rows, text=written, size=size)
 
 
 def _subscribe(name: str, fields: Fields) -> LiveSubscribe:
@@ -190,10 +198,10 @@ def _name(fields: Fields) -> str:
 # ---- to a client
 
 
-def acked(done: list[tuple[int | str, list[Any]]]) -> str:
-    """All publishes up to the last of these are answered; these are published, with these ranges."""
-    publishes = [{"id": number, "ranges": ranges} for number, ranges in done]
-    return json.dumps({"type": "acked", "id": done[-1][0], "publishes": publishes})
+def acked(done: list[tuple[int, str]]) -> str:
+    """All publishes up to the last of these are answered; these are published, with these ranges, as JSON."""
+    publishes = ", ".join(f'{{"id": {number}, "ranges": {ranges}}}' for number, ranges in done)
+    return f'{{"type": "acked", "id": {done[-1][0]}, "publishes": [{publishes}]}}'
 
 
 def refusal_message(refusal: Refusal, of: int | str | None) -> str:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from m4cast.overlay.federation.units import Chain, UnitId
 from m4cast.overlay.net.gateways.link import GatewayLink
-from m4cast.overlay.net.gateways.messages import ClientFindCall, ClientFindResp
 from m4cast.overlay.net.gateways.reports.echo import Echo
+from m4cast.overlay.net.gateways.wire.messages import ClientFindCall, ClientFindResp
 
 
 class FoundClient(NamedTuple):

@@ -95,14 +95,21 @@ class Echo(Generic[Call, Found]):
         call = asked.call
         self._asked[call.asker, call.ask] = asked
         while len(self._asked) > ASKS_MAX:
-            self._asked.pop(next(iter(self._asked)))
-        if call.hops < HOPS_MAX:
+            self._forget(self._asked.pop(next(iter(self._asked))))
+        asked.is_cut = call.hops >= HOPS_MAX  # those beyond are not asked
+        if not asked.is_cut:
             onward = self.onward(call)
             for link in self.links.values():
                 if link is not asked.back:
                     asked.pending[link.conn] = None
                     link.send(onward)
         if not asked.pending:
+            self._end(asked)
+
+    def _forget(self, asked: _EchoAsk[Call, Found]) -> None:
+        """There are too many: one that is not answered yet ends as if all that it waits for were cut off."""
+        if asked.pending:
+            asked.pending, asked.is_cut = {}, True
             self._end(asked)
 
     def _heard(self, asked: _EchoAsk[Call, Found], link: GatewayLink) -> None:

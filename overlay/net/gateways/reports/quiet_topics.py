@@ -29,7 +29,7 @@ class QuietTopics:
         return [topic for topic in self._driver.node.selection.descriptors if self._rules.exported(topic)]
 
     def quenched(self, output: TopicQuenched) -> None:
-        """Somebody wants something of the topic again, or nobody does."""
+        """Note whether any other channel wants something of the topic."""
         if output.topic in self._exported():
             self.look()
 

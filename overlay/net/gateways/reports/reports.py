@@ -16,14 +16,14 @@ from m4cast.overlay.federation.units import UnitId
 from m4cast.overlay.net.driver import Driver, Shown
 from m4cast.overlay.net.gateways.link import GatewayLink
 from m4cast.overlay.net.gateways.links import GatewayLinks
-from m4cast.overlay.net.gateways.messages import ClientFindMessage, TraceMessage
+from m4cast.overlay.net.gateways.reports.announced_levels import AnnouncedLevels
 from m4cast.overlay.net.gateways.reports.client_finding import ClientFinding
 from m4cast.overlay.net.gateways.reports.quiet_topics import QuietTopics
 from m4cast.overlay.net.gateways.reports.roamers import ChannelRoamers
 from m4cast.overlay.net.gateways.reports.sought_clients import SoughtClients
-from m4cast.overlay.net.gateways.reports.told_levels import ToldLevels
 from m4cast.overlay.net.gateways.reports.ways import BatchWays
 from m4cast.overlay.net.gateways.rules import GatewayRules
+from m4cast.overlay.net.gateways.wire.messages import ClientFindMessage, TraceMessage
 from m4cast.overlay.protocol.effects import InterestChanged
 from m4cast.overlay.protocol.wire.interest import MAIL_TOPIC
 
@@ -45,7 +45,7 @@ class MachineReports:
         me = UnitId(driver.node.me.node_id)
         has_mail = rules.exported(MAIL_TOPIC)
         self.quiet = QuietTopics(driver, machine, rules)
-        self.levels = ToldLevels(driver, machine, self.quiet.topics, has_mail=has_mail)
+        self.levels = AnnouncedLevels(driver, machine, self.quiet.topics, has_mail=has_mail)
         self.sought = SoughtClients(driver, machine, answers=has_mail)
         self.roamers = ChannelRoamers(driver, machine, feed, fellows)
         self.roamers.finding = ClientFinding(me, links.links, self.roamers.older)

@@ -16,8 +16,8 @@ from m4cast.overlay.federation.messages import UnitWant
 from m4cast.overlay.federation.units import UnitId, members
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.net.driver import Driver
-from m4cast.overlay.net.gateways.messages import ClientFindCall
 from m4cast.overlay.net.gateways.reports.client_finding import ClientFinding, FoundClient
+from m4cast.overlay.net.gateways.wire.messages import ClientFindCall
 from m4cast.overlay.profiles.languages.canonical import facts_text
 from m4cast.overlay.profiles.profile import read
 from m4cast.overlay.protocol.clients.access_point import SeenRow, seen_row, winner
@@ -70,7 +70,7 @@ class ChannelRoamers:
     # ---- clients that came
 
     def changed(self, change: InterestChanged) -> None:
-        """Somebody's entry in the client table has changed."""
+        """Called when an entry in the client table has changed."""
         for item in (*change.joined, *change.rejoined):
             if item.language == CLIENT_LANGUAGE and (found := seen_row(change.node_id, item)) is not None:
                 self._new[found[0]] = None
@@ -85,14 +85,17 @@ class ChannelRoamers:
                     if item.language == CLIENT_LANGUAGE and (found := seen_row(entry.node_id, item)) is not None:
                         self._new[found[0]] = None
         me, now_s = self._machine.vertex.me.id, time.monotonic()
+        under_way = sum(now_s - at_s < AGAIN_S for at_s in self._asked.values())
         for key in list(self._new):
             if key in self._asked and now_s - self._asked[key] < AGAIN_S:
                 continue
             row = winner(self._rows(key))
             if row is None or row.row.session <= 1 or max((me, *fellows), key=lambda each: _weight(key, each)) != me:
                 self._settled(key)
-            elif row.row.covered and len(self._asked) < FINDS_MAX:
+            elif row.row.covered and under_way < FINDS_MAX:
+                under_way += 1
                 self._asked[key] = now_s
+                self._new[key] = self._new.pop(key)  # the others come before it when it is looked for again
                 self.finding.find(key, row.row.digest, row.row.session, self._answer(key, row.row.session))
         self.finding.echo.look()
         if now_s - self._tidied_s >= TIDY_S:
@@ -122,7 +125,7 @@ class ChannelRoamers:
         self._asked.pop(key, None)
 
     def _settled(self, key: str) -> None:
-        """Nobody has an older row, or it is not for this gatekeeper to ask."""
+        """Forget the client: no channel has an older row, or asking is the task of another gatekeeper."""
         self._new.pop(key, None)
         self._asked.pop(key, None)
         client = self._machine.roaming.clients.get(key)
@@ -139,7 +142,7 @@ class ChannelRoamers:
         row = winner(self._rows(call.key))
         if row is None or row.row.digest != call.digest or row.row.session >= call.session:
             return FoundClient()
-        if self._told().get(call.key, self._gone.get(call.key, 0)) >= call.session:
+        if self._reported().get(call.key, self._gone.get(call.key, 0)) >= call.session:
             return FoundClient()  # it is released, and its node will hear of it
         known = self._machine.roaming.clients.get(call.key)
         if known is None or known.to or known.incarnation // TRIES < row.row.session:
@@ -154,13 +157,13 @@ class ChannelRoamers:
 
     def _tell(self) -> None:
         """Tell the channel's nodes of clients that went, until none has an older row of them."""
-        told = self._told()
-        done = tuple(ROAMED_PREFIX + key for key, session in told.items() if not self._is_awaited(key, session))
+        reported = self._reported()
+        done = tuple(ROAMED_PREFIX + key for key, session in reported.items() if not self._is_awaited(key, session))
         if done:
             self._driver.feed(Unsubscribe(0, done))
         for key in [key for key, session in self._gone.items() if not self._is_awaited(key, session)]:
             del self._gone[key]
-        room = ROAMED_MAX - len(told) + len(done)
+        room = ROAMED_MAX - len(reported) + len(done)
         new = list(self._gone.items())[: max(room, 0)]
         if new:
             wishes = (Wish(ROAMED_PREFIX + key, ROAMED_TOPIC, read(roamed_text(key, at))) for key, at in new)
@@ -168,7 +171,7 @@ class ChannelRoamers:
             for key, _ in new:
                 del self._gone[key]
 
-    def _told(self) -> dict[str, int]:
+    def _reported(self) -> dict[str, int]:
         rows = self._driver.node.interest.registrations.rows
         found = (roamed_of(row.text) for name, row in rows.items() if name.startswith(ROAMED_PREFIX))
         return dict(each for each in found if each is not None)

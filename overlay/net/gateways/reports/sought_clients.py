@@ -58,7 +58,7 @@ class SoughtClients:
             self._driver.feed(Subscribe(0, new))
 
     def _is_found(self, key: str) -> bool | None:
-        """Whether anybody may answer for the client; None: this gatekeeper does not hold what top units want."""
+        """True if any unit may answer for the client; None if this gatekeeper does not hold what top units want."""
         machine = self._machine
         if not machine.gateways.holds(machine.vertex.top + 1) or not machine.vertex.is_synced:
             return None

@@ -13,10 +13,10 @@ from m4cast.overlay.federation.contract import DeliverEvent, MatchedUnits
 from m4cast.overlay.federation.messages import EventId
 from m4cast.overlay.federation.units import Unit, UnitId
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.net.gateways.frames import event_id
 from m4cast.overlay.net.gateways.link import GatewayLink
-from m4cast.overlay.net.gateways.messages import TraceCall, TraceMessage, TraceResp, TraceStep
 from m4cast.overlay.net.gateways.reports.echo import Echo
+from m4cast.overlay.net.gateways.wire.frames import event_id
+from m4cast.overlay.net.gateways.wire.messages import TraceCall, TraceMessage, TraceResp, TraceStep
 from m4cast.overlay.protocol.wire.batch import Batch
 
 BATCHES_MAX = 4_096
@@ -120,5 +120,5 @@ class BatchWays:
 
 
 def _ordered(steps: tuple[TraceStep, ...]) -> list[TraceStep]:
-    """By gateways crossed; those of one gatekeeper as they happened."""
+    """The steps, ordered by gateways crossed; those of one gatekeeper in the order in which they happened."""
     return sorted(steps, key=lambda step: (step.hops, step.gatekeeper))

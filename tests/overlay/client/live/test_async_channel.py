@@ -4,14 +4,17 @@ import asyncio
 import random
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import aiohttp.web
 import pyarrow as pa
 import pytest
 
 from m4cast.aio import Channel, Tail
+from m4cast.overlay.client.live import link
 from m4cast.overlay.client.live.async_channel import plain_json
 from m4cast.overlay.client.tables import table_of
 from m4cast.overlay.errors import LocalProtocolError, RefusedError, UnreachableError
@@ -209,6 +212,122 @@ def test_a_tail_that_is_cut_at_random_moments_gets_every_row_once_and_in_order(p
             await following
             assert seen == list(range(published))
             assert tail.position is not None
+
+    run(work)
+
+
+Live = Callable[[aiohttp.web.Request], Awaitable[aiohttp.web.WebSocketResponse]]
+
+
+@asynccontextmanager
+async def pretended(live: Live) -> AsyncIterator[str]:
+    """A node that is nothing but this handler of `/live`."""
+    application = aiohttp.web.Application()
+    application.router.add_get("/live", live)
+    runner = aiohttp.web.AppRunner(application, shutdown_timeout=0)
+    await runner.setup()
+    try:
+        await aiohttp.web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0]
+        yield f"{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def vanishing(*, answers: bool) -> AsyncIterator[tuple[str, list[str]]]:
+    """A node that never closes a connection: it answers handshakes and subscribes, and vanishes then, or before. With
+    what it has heard."""
+    heard: list[str] = []
+    forever = asyncio.Event()
+
+    async def live(request: aiohttp.web.Request) -> aiohttp.web.WebSocketResponse:
+        heard.append("connected")
+        socket = aiohttp.web.WebSocketResponse(autoping=False)
+        if answers:
+            await socket.prepare(request)
+            heard.append((await socket.receive_json())["type"])
+            await socket.send_json({"type": "subscribed", "id": "tail-1", "position": "-"})
+        await forever.wait()
+        return socket
+
+    async with pretended(live) as address:
+        try:
+            yield address, heard
+        finally:
+            forever.set()
+
+
+def test_a_tail_leaves_a_node_that_vanished(pair: WebServed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No end of the connection is seen: its pings have no answer."""
+    monkeypatch.setattr(link, "HEARTBEAT_S", 0.4)
+
+    async def work() -> None:
+        async with vanishing(answers=True) as (silent, heard), Channel([silent, *doors(pair)]) as channel:
+            async with Channel(doors(pair)) as publisher:
+                await publisher.publish("vanished", [{"id": 1}])
+            assert await first_ids(channel, "vanished", 1) == [1]
+            assert heard[:2] == ["connected", "subscribe"]
+
+    run(work)
+
+
+def test_a_node_that_does_not_answer_connections_is_tried_once_for_all(
+    pair: WebServed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "CONNECT_S", 0.5)
+
+    async def work() -> None:
+        async with vanishing(answers=False) as (silent, heard), Channel([silent, *doors(pair)]) as channel:
+            await asyncio.gather(*(channel.publish("connecting", [{"id": number}]) for number in range(20)))
+            assert heard == ["connected"]
+            assert sorted(await first_ids(channel, "connecting", 20)) == list(range(20))
+        async with vanishing(answers=False) as (silent, _), Channel(silent) as nowhere:
+            with pytest.raises(UnreachableError, match=r"no connection within 0\.5 s"):
+                await nowhere.publish("connecting", [{"id": 1}])
+
+    run(work)
+
+
+def test_a_node_that_does_not_answer_connections_keeps_nobody_from_others(pair: WebServed) -> None:
+    async def work() -> None:
+        async with vanishing(answers=False) as (silent, _), Channel([silent, *doors(pair)]) as channel:
+            opening = asyncio.get_running_loop().create_task(channel._link(silent))
+            other = await channel._link(channel.nodes[1])
+            assert not other.is_lost and not opening.done()
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+
+    run(work)
+
+
+def test_an_answer_to_a_tail_that_was_given_up_changes_nothing() -> None:
+    """It and the tail's last message cross each other."""
+    heard: list[str] = []
+    range_ = {"topic": "t", "origin": "0" * 32, "first": 1, "next": 2}
+
+    async def live(request: aiohttp.web.Request) -> aiohttp.web.WebSocketResponse:
+        socket = aiohttp.web.WebSocketResponse()
+        await socket.prepare(request)
+        async for message in socket:
+            said = message.json()
+            heard.append(said["type"])
+            if said["type"] == "unsubscribe":
+                await socket.send_json({"type": "subscribed", "id": said["id"], "position": "-"})
+            if said["type"] == "publish":
+                await socket.send_json({"type": "acked", "id": 1, "publishes": [{"id": 1, "ranges": [range_]}]})
+        return socket
+
+    async def work() -> None:
+        async with pretended(live) as address, Channel(address) as channel:
+            following = asyncio.get_running_loop().create_task(first_ids(channel, "t", 1))
+            while "subscribe" not in heard:
+                await asyncio.sleep(0)
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            (published,) = await channel.publish("t", [{"id": 1}])
+            assert published.next == 2
+        assert heard == ["subscribe", "unsubscribe", "publish"]
 
     run(work)
 

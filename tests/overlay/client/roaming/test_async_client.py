@@ -27,9 +27,9 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
-def client_of(served: Served, key: str, at: int = 0, **settings: Any) -> Client:
+def client_of(served: Served, key: str, at: int = 0, timeout_s: float = 20, **settings: Any) -> Client:
     nodes = served.addresses[at:] + served.addresses[:at]
-    return Client(nodes, key=key, credential=SECRET, timeout_s=20, **settings)
+    return Client(nodes, key=key, credential=SECRET, timeout_s=timeout_s, **settings)
 
 
 async def got(client: Client) -> list[int]:
@@ -78,6 +78,19 @@ def test_rows_that_come_for_a_cancelled_task_are_given_to_the_next(served: Serve
     run(work)
 
 
+def test_a_wait_that_a_cancelled_task_left_ends_when_the_next_one_wants(served: Served) -> None:
+    async def work() -> None:
+        async with client_of(served, "impatient", create=True, timeout_s=1) as client:
+            await client.subscribe("impatient")
+            waiting = asyncio.create_task(first_of(client))  # for ever
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert await got(client) == []
+
+    run(work)
+
+
 def test_what_was_not_acknowledged_comes_again(served: Served) -> None:
     async def work() -> None:
         async with client_of(served, "manual", create=True, acknowledge="manual") as client:
@@ -94,5 +107,25 @@ def test_what_was_not_acknowledged_comes_again(served: Served) -> None:
             await client.disconnect()  # ends the wait
             assert await waiting is None
             await client.connect()
+
+    run(work)
+
+
+def test_rows_that_an_error_met_come_again(served: Served) -> None:
+    async def work() -> None:
+        client = client_of(served, "failing", create=True)
+
+        async def fail() -> None:
+            async with client:
+                await client.subscribe("failing")
+                await asyncio.to_thread(send, served, "failing", 0, 2)
+                assert await first_of(client) == [0, 1]
+                raise InterruptedError
+
+        with pytest.raises(InterruptedError):
+            await fail()
+        await asyncio.to_thread(send, served, "failing", 2, 2)
+        async with client:
+            assert await got(client) == [0, 1, 2, 3]
 
     run(work)

@@ -1,5 +1,6 @@
 """Clients at real doors: they leave, miss rows, return anywhere, and get each row once."""
 
+import json
 import pickle
 import subprocess
 import sys
@@ -7,14 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from m4cast.overlay.client import Channel, Client
 from m4cast.overlay.client.doors import Doors
-from m4cast.overlay.door.clients import attachments
+from m4cast.overlay.door import node_handle
+from m4cast.overlay.door.clients import attachments, client_lease
+from m4cast.overlay.door.refusals import gone
 from m4cast.overlay.errors import LocalProtocolError, RefusedError, UnreachableError
 from m4cast.overlay.protocol.clients.packed_state import state_from
 from m4cast.overlay.store.store import Keep
+from tests.overlay.client.roaming.waiting import until
 from tests.overlay.door.served import Served, serving, told_doors
 
 SECRET = "a-secret-of-this-test"
@@ -40,7 +45,7 @@ def created(served: Served, key: str, at: int = 0, **settings: Any) -> Client:
 
 
 def until_known(served: Served, key: str, session: int = 1) -> None:
-    """Until all nodes know that a client has this session, and is covered."""
+    """Wait until all nodes know that a client has this session, and is covered."""
     for node in served.nodes:
         interest = node.driver.node.interest
         at = interest.clients.key(key)
@@ -78,9 +83,10 @@ def test_a_client_that_leaves_gets_what_it_missed_elsewhere_once(served: Served)
 
 
 def test_a_client_that_moves_ships_the_short_form(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its library, and by one that knows key and credential only; who does not ask for it gets the long one."""
+    """The state as fetched by its library, and by one that has only key and credential; a caller that does not ask for
+    the short form gets the long one."""
     shipped: list[object] = []
-    act = Doors._act
+    act = Doors.act
 
     def counted(doors: Doors, client: Any, limit_s: float, action: str, question: Any) -> Any:
         answer = act(doors, client, limit_s, action, question)
@@ -90,7 +96,7 @@ def test_a_client_that_moves_ships_the_short_form(served: Served, monkeypatch: p
 
     client = created(served, "shipped")
     client.subscribe("shipping")
-    monkeypatch.setattr(Doors, "_act", counted)
+    monkeypatch.setattr(Doors, "act", counted)
     client.move(served.addresses[1])
     client.disconnect()
     until_gone(served, 0, "shipped")
@@ -120,7 +126,7 @@ def test_a_new_client_has_a_key_of_its_own_and_the_access_point_that_was_chosen_
 
 
 def until_gone(served: Served, at: int, key: str) -> None:
-    """Until a former access point has let a client go."""
+    """Wait until a former access point has released a client."""
     node = served.nodes[at]
     rows, states = node.driver.node.interest.clients.rows, node.store.clients
     served.run(node.until(lambda: key not in rows and states.get(key) is None))
@@ -138,7 +144,30 @@ def test_the_former_access_point_lets_go(served: Served) -> None:
     client.disconnect()
 
 
-def test_the_later_of_two_processes_lives_and_the_earlier_is_told(served: Served) -> None:
+def test_a_process_that_dies_while_it_is_attached_elsewhere_leaves_its_state_there(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = created(served, "dying")
+    client.subscribe("dying", start="earliest")
+    waited = node_handle.waited
+
+    def gone_meanwhile(*asked: Any) -> None:
+        waited(*asked)
+        raise gone()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(attachments, "waited", gone_meanwhile)
+        with pytest.raises(RefusedError, match="cancelled"):
+            client.connect(at=served.addresses[1])
+    until_gone(served, 0, "dying")
+    publish(served, "dying", 0, 2)
+    back = client_of(served, "dying", at=2)
+    back.connect()
+    assert got(back) == [0, 1]
+    back.disconnect()
+
+
+def test_the_later_of_two_processes_takes_over(served: Served) -> None:
     first = created(served, "twice")
     first.subscribe("twice")
     second = client_of(served, "twice")
@@ -169,7 +198,7 @@ def test_a_wrong_credential_changes_nothing(served: Served) -> None:
     assert (row["session"], row["online"]) == (1, True)
 
 
-def test_nobody_knows_a_key_that_was_not_created(served: Served) -> None:
+def test_an_uncreated_key_is_unknown(served: Served) -> None:
     with pytest.raises(RefusedError) as refused:
         client_of(served, "nobody").connect()
     assert refused.value.code == "unknown-client"
@@ -231,6 +260,50 @@ def test_what_was_not_acknowledged_is_handed_out_again_unless_there_is_a_file(se
     third.connect()
     assert got(third) == []
     assert (tmp_path / "manual.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_rows_that_an_error_met_are_handed_out_again_by_the_same_object(served: Served) -> None:
+    client = created(served, "failing", at=1)
+    client.subscribe("failing")
+    taken: list[list[int]] = []
+
+    def fail_once(rows: pa.RecordBatch) -> None:
+        taken.append(rows.column("n").to_pylist())
+        if taken.count([2, 3]) == 1:
+            raise InterruptedError
+
+    def fail_while_connected() -> None:
+        with client:
+            fail_once(next(client.notifications(idle_s=5)))
+
+    publish(served, "failing", 0, 2)
+    client.run(fail_once, idle_s=0.2)
+    publish(served, "failing", 2, 2)
+    with pytest.raises(InterruptedError):
+        client.run(fail_once, idle_s=5)
+    client.run(fail_once, idle_s=0.2)
+    assert taken == [[0, 1], [2, 3], [2, 3]]
+    taken.remove([2, 3])
+    publish(served, "failing", 4, 1)
+    with pytest.raises(InterruptedError):
+        fail_while_connected()
+    with client:
+        assert got(client) == [4]
+
+
+def test_a_new_client_takes_the_place_of_no_other(served: Served, tmp_path: Path) -> None:
+    first, second = str(tmp_path / "first.json"), str(tmp_path / "second.json")
+    client = Client.new(served.addresses, key="taken", file=first)
+    with pytest.raises(LocalProtocolError, match=r"first\.json exists: choose another name"):
+        Client.new(served.addresses, file=first)
+    with pytest.raises(RefusedError, match="client 'taken' exists: open it with its credential or its file"):
+        Client.new(served.addresses, key="taken", file=second)
+    with pytest.raises(LocalProtocolError, match="is the file of client 'taken', not of 'other'"):
+        Client(served.addresses, key="other", credential=SECRET, file=first)
+    with pytest.raises(LocalProtocolError, match="there is no such file"):
+        Client(served.addresses, file=second)
+    client.save()
+    client.disconnect()
 
 
 def test_a_client_is_pickled_with_its_position(served: Served) -> None:
@@ -300,7 +373,7 @@ in_child()
 """
 
 
-def test_a_forked_child_uses_the_client_or_is_told_that_it_cannot(served: Served) -> None:
+def test_a_forked_child_uses_the_client_or_is_refused(served: Served) -> None:
     client = created(served, "forking")
     client.subscribe("forking")
     client.disconnect()
@@ -338,7 +411,7 @@ def test_who_has_not_called_for_a_while_is_not_online(served: Served, monkeypatc
     client.disconnect()
 
 
-def test_a_client_that_has_no_profile_is_told_so(served: Served) -> None:
+def test_a_client_without_profiles_cannot_read(served: Served) -> None:
     client = created(served, "silent")
     with pytest.raises(LocalProtocolError, match="has no profiles"):
         next(client.notifications(idle_s=1))
@@ -366,7 +439,30 @@ def test_rows_that_the_new_node_removed_are_read_where_they_are(served: Served) 
     back.disconnect()
 
 
-def test_rows_that_no_node_retains_are_told(served: Served) -> None:
+def test_a_library_with_an_older_state_begins_a_session_where_rows_of_it_are_lacking(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its access point says that it has all rows that the client needs: former ones would let go of what they hold."""
+    monkeypatch.setattr(client_lease, "HOLD_S", 0.1)
+    client = created(served, "older")
+    client.subscribe("older")
+    older = pickle.dumps(client)
+    publish(served, "older", 0, 5)
+    publish(served, "older", 5, 5)
+    assert len(got(client)) == 10
+    client.disconnect()
+    until(lambda: trim(served, 0, "older") > 1, True)
+    again = pickle.loads(older)
+    again.connect()
+    assert again.memory.session == 2
+    assert (again.finger("older") or {})["covered"] is False
+    assert got(again) == list(range(10))
+    assert again.dropped == []
+    until_known(served, "older", session=2)
+    again.disconnect()
+
+
+def test_expired_rows_are_reported_as_dropped(served: Served) -> None:
     told: list[Any] = []
     client = created(served, "poor", on_dropped=told.extend)
     client.subscribe("poor")
@@ -384,7 +480,7 @@ def test_rows_that_no_node_retains_are_told(served: Served) -> None:
     client.disconnect()
 
 
-def test_rows_that_are_given_up_are_told_as_such(served: Served) -> None:
+def test_only_the_application_gives_up_rows(served: Served) -> None:
     """A node that does not answer may retain them: only the application decides."""
     client = Client([*served.addresses, "127.0.0.1:9"], key="hasty", credential=SECRET, timeout_s=5)
     client.connect(create=True)
@@ -405,7 +501,7 @@ def test_rows_that_are_given_up_are_told_as_such(served: Served) -> None:
 
 
 @pytest.mark.parametrize("quota", ["bytes", "age"])
-def test_what_is_past_the_quota_is_dropped_and_told(served: Served, quota: str) -> None:
+def test_rows_past_the_quota_are_dropped_and_reported(served: Served, quota: str) -> None:
     """An absent client holds rows at its access point up to `hold_bytes_max`, and until `hold_ms_max`."""
     topic, told = f"quota-{quota}", list[Any]()
     client = created(served, topic, on_dropped=told.extend)
@@ -466,7 +562,7 @@ def publish_one(channel: Channel, topic: str, n: int) -> None:
 
 
 def got_at_last(client: Client, count: int) -> list[int]:
-    """So many rows: an origin that is slow to report what it has is not known at first."""
+    """Wait for so many rows: an origin that is slow to report what it has is not known at first."""
     taken: list[int] = []
     for _ in range(20):
         taken += got(client)
@@ -491,6 +587,44 @@ def test_an_access_point_that_dies_is_left_and_rows_come_once(tmp_path: Path) ->
         assert client.memory.session == 2
         assert got(client) == []
         client.disconnect()
+
+
+def test_what_a_client_carries_outlives_its_access_point_and_its_disk(tmp_path: Path) -> None:
+    """Nobody knows the client any longer. With its file, or a position that was kept, it goes on; with key and
+    credential alone it cannot, and is told who may have its state."""
+    file = tmp_path / "client.json"
+    with serving(tmp_path, 3) as served:
+        nodes = served.addresses
+        client = created(served, "carrier", file=str(file))
+        client.subscribe("carried", "n >= 1", start="earliest")
+        publish(served, "carried", 0, 3)
+        assert got(client) == [1, 2]
+        client.acknowledge()
+        position = json.loads(json.dumps(client.position))
+        client.disconnect()
+        served.run(served.lose(0))
+        until(lambda: [row["key"] for node in nodes[1:] for row in Channel([node]).clients("carrier")], list[str]())
+        Channel(nodes[1:]).publish("carried", [{"n": 3}], acks=1)
+        with pytest.raises(UnreachableError, match=rf"has its state, and these do not answer: {nodes[0]}"):
+            Client(nodes, key="carrier", credential=SECRET).connect()
+        with pytest.raises(RefusedError, match="knows no client 'carrier'") as unknown:
+            client_of(served, "carrier").connect()  # of the nodes that are left
+        assert unknown.value.code == "unknown-client"
+        by_position = Client(nodes, key="carrier", credential=SECRET)
+        by_position.position = position
+        by_file = Client(nodes, file=str(file))
+        for back in (by_position, by_file):
+            back.connect()
+            assert (back.profiles, back.memory.session) == ({"default": ("carried", "n >= 1")}, 2)
+            assert got(back) == [3]
+
+
+def test_an_invalid_position_is_explained(served: Served) -> None:
+    client = client_of(served, "wrong")
+    with pytest.raises(LocalProtocolError, match="the session of a position is 'x'"):
+        client.position = {**client.position, "session": "x"}
+    with pytest.raises(LocalProtocolError, match="frontier"):
+        client.position = {"session": 1}
 
 
 def test_an_access_point_that_restarts_has_its_clients(tmp_path: Path) -> None:

@@ -135,6 +135,15 @@ def test_a_group_meets_elsewhere_when_its_access_point_dies(tmp_path_factory: py
         assert one.node != served.addresses[0]
 
 
+def test_a_members_credential_may_be_a_reference(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CREW_SECRET", SECRET)
+    one = GroupMember(served.addresses, key="referred", credential="env:CREW_SECRET", member="one")
+    one.connect(create=True)
+    two = member(served, "referred", "two")
+    one.disconnect()
+    two.disconnect()
+
+
 def test_limits_of_a_group(served: Served) -> None:
     one = member(served, "limits", "one")
     one.subscribe("limits", "n > 1")

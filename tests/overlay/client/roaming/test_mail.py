@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from m4cast.overlay.client import Channel, Client
+from m4cast.overlay.client.roaming.mail import table_of_messages
 from m4cast.overlay.errors import LocalProtocolError, RefusedError
+from m4cast.overlay.protocol.clients.letters import MailMessage
 from m4cast.overlay.protocol.clients.transfers import CHUNK_BYTES
-from tests.overlay.client.roaming.test_client import SECRET, client_of, created, until_known
+from tests.overlay.client.roaming.test_client import SECRET, client_of, created, got, publish, until_known
 from tests.overlay.client.roaming.waiting import until
 from tests.overlay.door.served import Served, serving, told_doors
 
@@ -77,6 +79,20 @@ def test_mail_waits_for_a_client_that_is_away_and_comes_wherever_it_connects(ser
     until(mailboxes, [f"_mailbox/3/{bob.key}"])  # former access points have let go
 
 
+def test_a_message_is_read_though_others_that_came_with_it_are_not(served: Served) -> None:
+    ann, bob = pair(served, "few")
+    ann.send(bob.key, "one")
+    batch = [MailMessage(bob.key, ann.key, "text", f"{text}-{ann.key}", text=text) for text in ("two", "three", "four")]
+    ann.channel.publish("_mail", table_of_messages(batch), acks=1)
+    assert texts(bob, 2) == ["one", "two"]
+    bob.disconnect()
+    back = client_of(served, bob.key, at=2)
+    back.connect()
+    assert texts(back, 2) == ["three", "four"]
+    assert list(back.inbox(idle_s=IDLE_S)) == []
+    back.disconnect()
+
+
 def test_mail_is_announced_by_the_rows_of_clients_alone(served: Served) -> None:
     ann, bob = pair(served, "row")
     ann.send(bob.key, "hello")
@@ -85,9 +101,9 @@ def test_mail_is_announced_by_the_rows_of_clients_alone(served: Served) -> None:
     assert registrations == []
 
 
-def test_mail_to_nobody_is_refused_and_nothing_is_sent(served: Served) -> None:
+def test_mail_to_an_unknown_client_sends_nothing(served: Served) -> None:
     ann, bob = pair(served, "nobody")
-    with pytest.raises(RefusedError, match="nobody knows client 'nobody-x'") as refused:
+    with pytest.raises(RefusedError, match="no client is known under the key 'nobody-x'") as refused:
         ann.send([bob.key, "nobody-x"], "lost")
     assert refused.value.code == "unknown-client"
     assert list(bob.inbox(idle_s=IDLE_S)) == []
@@ -174,12 +190,13 @@ def test_a_rendezvous_with_an_owner_that_is_away(served: Served, tmp_path: Path)
     owner.offer(str(tmp_path / "song.mp3"), "songs", acks=2)
     owner.offer(str(tmp_path / "large.mp3"), "songs", acks=2)
     owner.disconnect()
+    (tmp_path / "elsewhere").mkdir()
     with pytest.raises(RefusedError, match="arrange a rendezvous"):
         bob.fetch(owner.key, "song.mp3", "songs", folder=str(folder))
     bob.rendezvous(owner.key, "song.mp3", folder=str(folder))
     bob.rendezvous(owner.key, "large.mp3", folder=str(folder), accepts_bytes=len(content) - 1)
     bob.rendezvous(owner.key, "gone.mp3", folder=str(folder))
-    cancelled = bob.rendezvous(owner.key, "song.mp3", folder=str(folder))
+    cancelled = bob.rendezvous(owner.key, "song.mp3", folder=str(tmp_path / "elsewhere"))
     assert bob.cancel_transfer(cancelled)
     assert [each["state"] for each in bob.transfers()] == ["waiting"] * 3 + ["cancelled"]
     bob.disconnect()
@@ -200,6 +217,33 @@ def test_a_rendezvous_with_an_owner_that_is_away(served: Served, tmp_path: Path)
     assert ann.online(owner.key) is False
 
 
+def test_requests_of_one_file_and_files_of_one_name_are_told_apart(served: Served, tmp_path: Path) -> None:
+    """P57: two owners have a file of the same name, and two clients ask both of them for it."""
+    owners, askers = pair(served, "same-name"), pair(served, "same-request")
+    wanted: dict[Path, bytes] = {}
+    for owner in owners:
+        path = tmp_path / owner.key / "list.txt"
+        path.parent.mkdir()
+        path.write_bytes(owner.key.encode() * 1_000)
+        owner.offer(str(path), "lists", acks=2)
+        for asker in askers:
+            folder = tmp_path / f"{asker.key} of {owner.key}"
+            folder.mkdir()
+            asker.rendezvous(owner.key, "list.txt", folder=str(folder))
+            wanted[folder / "list.txt"] = path.read_bytes()
+    with pytest.raises(LocalProtocolError, match="is under way"):  # it would take the place of the other owner's
+        askers[0].rendezvous(owners[1].key, "list.txt", folder=str(next(iter(wanted)).parent))
+    for owner in owners:
+        owner.serve(idle_s=2)
+
+    def arrived() -> dict[Path, bytes]:
+        for asker in askers:
+            asker.serve(idle_s=0.5)
+        return {path: path.read_bytes() for path in wanted if path.exists()}
+
+    until(arrived, wanted)
+
+
 def test_a_token_sends_mail_in_the_names_of_its_keys_alone(tmp_path: Path) -> None:
     secret = "the secret of the shops"
     tokens = tmp_path / "tokens.toml"
@@ -213,3 +257,28 @@ def test_a_token_sends_mail_in_the_names_of_its_keys_alone(tmp_path: Path) -> No
             Channel(served.addresses, token=secret).publish("_mail", [{"_to": "shop-1", "_from": "bank-1"}])
         with pytest.raises(RefusedError, match="no right 'read' on topic '_mail'"):
             Channel(served.addresses, token=secret).read("_mail")
+
+
+@pytest.mark.parametrize("acknowledge", ["manual", "auto"])
+def test_whoever_writes_and_reads_mail_acknowledges_no_rows_by_it(served: Served, acknowledge: str) -> None:
+    topic = f"writing-{acknowledge}"
+    client = created(served, topic, acknowledge=acknowledge)
+    client.subscribe(topic, start="earliest")
+    publish(served, topic, 0, 3)
+    given: list[int] = []
+
+    def in_hand(rows: Any) -> None:
+        given.extend(rows.column("n").to_pylist())
+        client.send(topic, "I am at it")
+        assert [message.text for message in client.inbox(idle_s=2)] == ["I am at it"]
+        client.subscribe(topic, "n < 0", name="more")
+        client.unsubscribe("more")
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        client.run(in_hand)
+    back = client_of(served, topic)
+    back.connect()
+    assert (given, got(back)) == ([0, 1, 2], [0, 1, 2])
+    assert list(back.inbox(idle_s=IDLE_S)) == []
+    back.disconnect()

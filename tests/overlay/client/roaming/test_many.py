@@ -1,11 +1,14 @@
 """Profiles of many clients at once: done in few calls, repeatable, and each row that is wrong is named."""
 
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from m4cast.overlay.client import Channel
+from m4cast.overlay.door.clients.attachments import ClientAdmin
 from m4cast.overlay.errors import LocalProtocolError, M4castError, RefusedError
 from tests.overlay.client.roaming.test_client import SECRET, client_of, created, got, publish, until_known
 from tests.overlay.door.served import Served, serving, told_doors
@@ -122,3 +125,30 @@ def test_requests_of_strangers_are_refused(served: Served) -> None:
     ):
         (answer,) = doors.ask("clients-subscribe", {"clients": [wrong]})["clients"]
         assert answer["code"] == "bad-request" and said in answer["detail"]
+
+
+def test_a_node_stops_while_it_looks_at_its_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work for clients needs the node's loop, which must not wait for it."""
+    begun, closing = threading.Event(), threading.Event()
+    seen: list[int] = []
+    own: list[ClientAdmin] = []
+    close = ClientAdmin.close
+
+    def look_when_it_closes(admin: ClientAdmin) -> None:
+        if admin not in own:
+            return  # another node of this process
+        begun.set()
+        assert closing.wait(30)
+        seen.append(admin._node.look(lambda node: len(node.interest.clients.rows), 10))
+
+    def closed(admin: ClientAdmin) -> None:
+        closing.set()
+        close(admin)
+
+    monkeypatch.setattr(ClientAdmin, "_settle", look_when_it_closes)
+    monkeypatch.setattr(ClientAdmin, "close", closed)
+    with serving(tmp_path, 1) as served:
+        own.append(served.doors[0].services.clients)
+        Channel(served.addresses).subscribe_all([{"key": "one", "credential": SECRET, "topic": "any"}])
+        assert begun.wait(30)
+    assert set(seen) == {1}, "it may look more than once"

@@ -12,7 +12,7 @@ LOOK_S = 0.05
 
 
 def until(look: Callable[[], T], wanted: T) -> None:
-    """Until this is seen."""
+    """Wait until this is seen."""
     deadline = time.monotonic() + LIMIT_S
     found = look()
     while found != wanted and time.monotonic() < deadline:

@@ -9,42 +9,22 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from m4cast.overlay.client import Channel
 from m4cast.overlay.client.ranges import Form
 from m4cast.overlay.door.access.rights import Rights
 from m4cast.overlay.door.access.tokens import Tokens
 from m4cast.overlay.errors import ConfigError, RefusedError
 from m4cast.overlay.profiles import mask, parse
+from tests.overlay.door.access.token_file import call_options_of, channel_of, token_file
 from tests.overlay.door.served import Served, serving
 
-SECRETS = {name: f"the secret of {name}" for name in ("all", "poland", "rich", "both")}
-FILE = f"""
-[[token]]
-name = "all"
-secret = "{SECRETS["all"]}"
-publish = ["*"]
-read = ["*"]
-admin = true
-
-[[token]]
-name = "poland"
-secret = "{SECRETS["poland"]}"
-read = ["*"]
-where = {{ "orders*" = "country = 'PL'" }}
-
-[[token]]
-name = "rich"
-secret = "{SECRETS["rich"]}"
-read = ["orders"]
-where = {{ orders = "amount > 100" }}
-
-[[token]]
-name = "both"
-secret = "{SECRETS["both"]}"
-read = ["orders"]
-where = {{ orders = "amount > 100", "*" = "country = 'PL'" }}
-filter_cpu = 0.5
-"""
+FILE = token_file(
+    all='publish = ["*"]\nread = ["*"]\nadmin = true',
+    poland='read = ["*"]\nwhere = { "orders*" = "country = \'PL\'" }',
+    rich='read = ["orders"]\nwhere = { orders = "amount > 100" }',
+    both="""read = ["orders"]
+where = { orders = "amount > 100", "*" = "country = 'PL'" }
+filter_cpu = 0.5""",
+)
 ROWS: list[dict[str, Any]] = [
     {"id": number, "country": ["PL", "DE", None][number % 3], "amount": 10 * number, "note": f"secret {number}"}
     for number in range(60)
@@ -63,15 +43,11 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("filters")
     (folder / "tokens.toml").write_text(FILE, encoding="utf-8")
     with serving(folder, 1, tokens=f"file:{folder / 'tokens.toml'}") as served:
-        channel = Channel(served.addresses, token=SECRETS["all"])
+        channel = channel_of(served, "all")
         for first in range(0, 60, 7):
             channel.publish("orders", ROWS[first : first + 7])
         channel.publish("free", ROWS)
         yield served
-
-
-def channel_of(served: Served, token: str) -> Channel:
-    return Channel(served.addresses, token=SECRETS[token])
 
 
 def allowed(token: str, where: str | None) -> list[int]:
@@ -131,7 +107,7 @@ def test_tails_of_several_tokens_on_one_topic_do_not_mix(guarded: Served) -> Non
 
 def test_a_plain_ticket_without_where_is_filtered_too(guarded: Served) -> None:
     client = flight.FlightClient(f"grpc://{guarded.addresses[0]}")
-    options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {SECRETS['poland']}".encode())])
+    options = call_options_of("poland")
     reader = client.do_get(flight.Ticket(json.dumps({"topic": "orders", "end": "latest"}).encode()), options)
     ids: list[int] = []
     profiles = set()
@@ -187,7 +163,9 @@ def test_statistics_of_a_topic_leave_out_what_other_rows_add_to(guarded: Served)
 def test_explain_counts_only_rows_that_the_token_may_see(guarded: Served) -> None:
     explained = {name: channel_of(guarded, name).explain("orders", "amount >= 0") for name in ("all", "poland")}
     assert explained["all"]["matching_rows"] == 60
-    assert (explained["all"]["error_rows"], explained["poland"]["error_rows"]) == (0, None)
+    for decided_by_whole_batches in ("passed_over_batches", "error_rows", "cpu_ms_per_million_rows"):
+        assert explained["all"][decided_by_whole_batches] is not None
+        assert explained["poland"][decided_by_whole_batches] is None
     assert explained["poland"]["matching_rows"] == len(allowed("poland", None))
     assert explained["poland"]["canonical"] == parse("amount >= 0").text, "not the filter of the token"
 
@@ -226,6 +204,13 @@ def test_limits_of_a_token_at_their_ends(tmp_path: Path) -> None:
     assert rights is not None and rights.filter_cpu == 0.001 and len(rights.where) == 100
     with pytest.raises(ConfigError, match="at most 100 topic patterns"):
         tokens(tmp_path, f'where = {{ {many}, more = "TRUE" }}')
+
+
+def test_a_token_may_have_the_longest_filter_and_the_largest_budget(tmp_path: Path) -> None:
+    where = "n = 1".ljust(4_096)
+    rights = tokens(tmp_path, f'where = {{ t = "{where}" }}\nfilter_cpu = 64').rights_of("0123456789abcdef")
+    assert rights is not None and rights.filter_cpu == 64
+    assert rights.filter_of("t") == parse(where)
 
 
 def test_filters_of_all_patterns_that_match_apply_together() -> None:

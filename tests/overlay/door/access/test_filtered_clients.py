@@ -10,28 +10,15 @@ from pyarrow import flight
 from m4cast.overlay.client import Channel, Client, GroupMember
 from m4cast.overlay.errors import RefusedError
 from tests.overlay.client.roaming.waiting import until_ready
+from tests.overlay.door.access.token_file import call_options_of, channel_of, secret_of, token_file
 from tests.overlay.door.served import Served, serving, told_doors
 
-SECRETS = {name: f"the secret of {name}" for name in ("all", "poland")}
 CREDENTIAL = "a-secret-of-this-test"
-FILE = f"""
-[[token]]
-name = "all"
-secret = "{SECRETS["all"]}"
-publish = ["*"]
-read = ["*"]
-subscribe = ["*"]
-client = ["*"]
-admin = true
-
-[[token]]
-name = "poland"
-secret = "{SECRETS["poland"]}"
-read = ["*"]
-subscribe = ["*"]
-client = ["*"]
-where = {{ "*" = "country = 'PL'" }}
-"""
+READS = 'read = ["*"]\nsubscribe = ["*"]\nclient = ["*"]'
+FILE = token_file(
+    all=f'publish = ["*"]\nadmin = true\n{READS}',
+    poland=f'{READS}\nwhere = {{ "*" = "country = \'PL\'" }}',
+)
 ROWS = [{"n": n, "country": ["PL", "DE", None][n % 3]} for n in range(30)]
 POLISH = [n for n in range(30) if n % 3 == 0]
 IDLE_S = 0.5
@@ -45,12 +32,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
-def channel_of(served: Served, token: str) -> Channel:
-    return Channel(served.addresses, token=SECRETS[token])
-
-
 def client_of(served: Served, key: str, token: str) -> Client:
-    client = Client(served.addresses, key=key, credential=CREDENTIAL, timeout_s=20, token=SECRETS[token])
+    client = Client(served.addresses, key=key, credential=CREDENTIAL, timeout_s=20, token=secret_of(token))
     client.connect(create=True)
     return client
 
@@ -62,8 +45,7 @@ def numbers(client: Client) -> list[int]:
 def asked(served: Served, token: str, ticket: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows that a ticket of one's own making is answered with."""
     client = flight.FlightClient(f"grpc://{served.addresses[0]}")
-    options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {SECRETS[token]}".encode())])
-    reader = client.do_get(flight.Ticket(json.dumps({"read": "profiles", **ticket}).encode()), options)
+    reader = client.do_get(flight.Ticket(json.dumps({"read": "profiles", **ticket}).encode()), call_options_of(token))
     rows: list[dict[str, Any]] = reader.read_all().to_pylist()
     return rows
 
@@ -85,7 +67,7 @@ def test_a_client_gets_rows_that_its_token_may_see_at_every_return(guarded: Serv
 def test_a_member_of_a_group_gets_rows_that_its_token_may_see(guarded: Served) -> None:
     whole = channel_of(guarded, "all")
     member = GroupMember(
-        guarded.addresses, key="group", credential=CREDENTIAL, member="one", timeout_s=20, token=SECRETS["poland"]
+        guarded.addresses, key="group", credential=CREDENTIAL, member="one", timeout_s=20, token=secret_of("poland")
     )
     member.connect(create=True)
     member.subscribe("grouped", start="earliest")

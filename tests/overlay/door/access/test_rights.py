@@ -1,4 +1,5 @@
-"""What each call demands of a token: the tables of `docs/CLIENT.md`, tried out call by call and token by token."""
+"""Rights that each call demands of a token: the tables of `docs/CLIENT.md`, tried out call by call and token by
+token."""
 
 import json
 import re
@@ -96,7 +97,7 @@ def act(action: str, **body: object) -> Call:
 
 
 def staged(action: str) -> Call:
-    """Of what lies staged under the topic."""
+    """A call of this action for what was staged under the topic."""
 
     def call(client: Any, options: Any) -> None:
         put(client, shown("publish"), command(topic=HERE, stage=action))
@@ -191,7 +192,7 @@ def test_the_table_has_every_call_and_action() -> None:
 
 
 @pytest.mark.parametrize("call", REQUESTS)
-def test_a_call_demands_the_right_that_the_table_says(guarded: Served, call: str) -> None:
+def test_a_call_demands_the_right_of_the_table(guarded: Served, call: str) -> None:
     rule = documented()[call]
     client = connect(guarded, 0)
     for token in TOKENS:

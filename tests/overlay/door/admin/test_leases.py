@@ -24,7 +24,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def published(served: Served, topic: str, batches: int, rows: int = 10) -> tuple[Any, str]:
-    """So many batches of a topic; the client, and the origin."""
+    """Publish so many batches of a topic; returns the client, and the origin."""
     client = connect(served, 0)
     for _ in range(batches):
         put(client, path(topic), pa.table({"n": list(range(rows))}))
@@ -66,7 +66,7 @@ def test_a_lease_on_a_topic_keeps_all_its_streams(served: Served) -> None:
     assert reader(client, "new")["rows_behind"] == 30
 
 
-def test_a_reader_that_was_cut_is_told_until_it_goes_on_behind_the_cut(served: Served) -> None:
+def test_a_cut_reader_is_warned_until_it_continues_behind_the_cut(served: Served) -> None:
     client, origin = published(served, "capped", 4)
     act(client, "lease", reader="cut", frontier={"capped": {origin: 11}}, ttl_ms=HOUR_MS)
     assert trim(served, "capped", HOLDS_NOTHING) == 41

@@ -41,7 +41,7 @@ def test_a_drained_node_leaves_when_all_neighbours_have_its_rows(tmp_path: Path)
             assert {entry["name"] for entry in Channel([address]).status()["roster"]} == {"n0", "n1"}
 
 
-def test_a_drain_says_how_many_delivery_records_go_with_the_node(tmp_path: Path) -> None:
+def test_a_drain_reports_the_delivery_records_that_are_lost(tmp_path: Path) -> None:
     with serving(tmp_path, 2) as served:
         Channel([served.addresses[0]]).publish("orders", [{"id": 1}], acks=1)
         there = Channel([served.addresses[1]]).delivery_range()
@@ -119,7 +119,7 @@ def test_copies_that_make_no_sense_are_refused(tmp_path: Path, copies: int) -> N
         Channel(served.addresses).drain(copies)
 
 
-def test_only_the_first_node_is_told_to_go(tmp_path: Path) -> None:
+def test_only_the_first_node_is_asked_to_leave(tmp_path: Path) -> None:
     with serving(tmp_path, 2) as served:
         channel = Channel(served.addresses)
         channel.shutdown()

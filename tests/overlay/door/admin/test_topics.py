@@ -43,7 +43,7 @@ def test_a_topic_is_described_with_columns_streams_and_retention(pair: Served) -
     assert said["retention"] == {"max_bytes": None, "max_age_ms": WEEK_MS, "is_default": True}
 
 
-def test_a_topic_whose_columns_cannot_be_told_is_described_with_the_reason(pair: Served) -> None:
+def test_a_topic_with_unknown_columns_is_described_with_the_reason(pair: Served) -> None:
     pair.run(pair.nodes[0].publish("odd", b"not arrow at all"))
     said = act(connect(pair, 0), "topic", topic="odd")
     assert said["columns"] is None
@@ -110,7 +110,7 @@ def test_a_deleted_topic_is_empty_here_whole_elsewhere_and_its_numbering_goes_on
 
 
 @pytest.mark.parametrize("action", ["topic", "topic-delete"])
-def test_a_topic_that_nobody_knows_is_refused(pair: Served, action: str) -> None:
+def test_an_unknown_topic_is_refused(pair: Served, action: str) -> None:
     with pytest.raises(flight.FlightServerError) as error:
         act(connect(pair, 0), action, topic="nobody's")
     assert code_of(error) == "unknown-topic"

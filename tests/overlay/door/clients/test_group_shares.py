@@ -31,7 +31,7 @@ def test_an_open_read_is_not_given_the_streams_of_a_member_that_left() -> None:
     assert not any(owns(stream) for stream in STREAMS), "the former read is over, though its member has learned more"
 
 
-def test_who_is_no_member_any_longer_is_told_to_connect_again() -> None:
+def test_a_former_member_is_asked_to_reconnect() -> None:
     shares = GroupShares(lambda: 0)
     shares.join("k", "a", 1)
     shares.leave("k", 1)

@@ -1,4 +1,4 @@
-"""What a Prometheus finds at real nodes: numbers that move with what happens, under the names of the list."""
+"""Metrics of real nodes as Prometheus reads them: numbers that move with what happens, under the names of the list."""
 
 import json
 import re
@@ -115,7 +115,7 @@ def test_hops_and_latency_are_of_what_came_from_others(trio: Watched) -> None:
     assert 0 <= grown < 60, "seconds, on one host"
 
 
-def test_the_graph_is_told(trio: Watched) -> None:
+def test_metrics_report_the_graph(trio: Watched) -> None:
     for at in range(3):
         found = samples(trio.get(at, "/metrics")[1])
         assert found["m4cast_neighbours", ()] == 2
@@ -128,7 +128,7 @@ def test_the_graph_is_told(trio: Watched) -> None:
         assert {dict(labels)["neighbour"] for name, labels in found if name == "m4cast_link_queued_bytes"} == neighbours
 
 
-def test_commits_and_the_size_of_the_store_are_told(alone: Watched) -> None:
+def test_metrics_report_commits_and_store_size(alone: Watched) -> None:
     before = samples(alone.get(0, "/metrics")[1])
     assert ("m4cast_store_oldest_row_timestamp_seconds", ()) not in before
     publish(alone, 0, "rows", count=3, rows=10, size=LARGE)
@@ -158,7 +158,21 @@ def test_a_reader_has_a_lag(alone: Watched) -> None:
     assert alone.sample(0, "m4cast_reader_cut_rows", reader="new") == 0
 
 
-def test_of_many_readers_those_farthest_behind_are_told(alone: Watched) -> None:
+def test_a_reader_of_a_selective_topic_lags_by_its_own_rows(alone: Watched) -> None:
+    channel = Channel(alone.served.addresses[0])
+    channel.create_topic("chosen", keepers=0, route_by=["country"])
+    for country in ("PL", "DE", "PL", "PL"):
+        channel.publish("chosen", [{"country": country}] * 2)
+    node = alone.served.nodes[0]
+    stream = StreamId(node.driver.node.me.node_id, "chosen")
+    lease_ms = node.driver.clock.now_ms() + 600_000
+    node.store.set_reader("polish", {stream: 2}, lease_ms, profiles={"chosen": "`country` = 'PL'"}).result()
+    node.store.set_reader("whole", {stream: 4}, lease_ms).result()
+    assert alone.sample(0, "m4cast_reader_lag_rows", reader="polish") == 5
+    assert alone.sample(0, "m4cast_reader_lag_rows", reader="whole") == 5
+
+
+def test_metrics_report_the_most_lagging_readers(alone: Watched) -> None:
     publish(alone, 0, "read", count=1, rows=200, size=SMALL)
     node = alone.served.nodes[0]
     stream = StreamId(node.driver.node.me.node_id, "read")
@@ -200,6 +214,13 @@ def test_calls_of_clients_are_counted_by_how_they_ended(alone: Watched) -> None:
     assert tail.read_chunk().data.num_rows == 2
     tail.cancel()
     until(lambda: calls("get", "cancelled") == 1, "the tail ended")
+    large = Channel([alone.served.addresses[0]])
+    for _ in range(10):
+        large.publish("large", pa.table({"n": range(10_000), "text": ["x" * 200] * 10_000}))
+    query = large.query("large", "n >= 0")  # P38: of which the node has sent a part when it is closed
+    assert next(query).num_rows
+    query.close()
+    until(lambda: calls("get", "cancelled") == 2, "the query ended")
     client.close()
 
 

@@ -208,7 +208,7 @@ def test_a_node_whose_loop_is_stuck_is_not_well(narrow: Watched) -> None:
 # ---- its life
 
 
-def test_a_port_that_is_taken_is_said(pair: Watched) -> None:
+def test_a_taken_port_is_reported(pair: Watched) -> None:
     node = pair.served.nodes[0]
 
     async def open_again() -> None:

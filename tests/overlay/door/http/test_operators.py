@@ -1,9 +1,12 @@
-"""What operators are given in `conf/`: rules, dashboard and unit, compared with the metrics of a live node and with the
+"""Files for operators in `conf/`: rules, dashboard and unit, compared with the metrics of a live node and with the
 documentation."""
 
 import asyncio
 import json
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from m4cast.overlay.door.call_counts import CallCounts
 from m4cast.overlay.door.http.metrics import FAMILIES, NodeCollector
 from m4cast.overlay.door.http.monitoring import HttpDoor
 from m4cast.overlay.door.node_handle import NodeHandle
+from m4cast.overlay.refusals import REFUSALS
 from tests.overlay.door.http.watched import CHANNEL, get, samples
 from tests.overlay.door.served import Served, serving
 
@@ -55,11 +59,11 @@ def names_in(expression: str) -> set[str]:
     return set(re.findall(r"\b(?:m4cast|process)_[a-z0-9_]+", expression))
 
 
-def labels_in(expression: str) -> Iterator[tuple[str, str]]:
-    """Each metric of an expression with each label that it is selected by."""
+def labels_in(expression: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Each metric of an expression with each label that it is selected by, and the values."""
     for name, selected in re.findall(r"(m4cast_[a-z0-9_]+)\{([^}]*)\}", expression):
-        for label in re.findall(r"(\w+)\s*(?:=~|!=|!~|=)", selected):
-            yield name, label
+        for label, values in re.findall(r"(\w+)\s*(?:=~|!=|!~|=)\s*\"([^\"]*)\"", selected):
+            yield name, label, values.split("|")
 
 
 HAPPEN = {
@@ -69,6 +73,12 @@ HAPPEN = {
     "m4cast_refused_total",
 }
 """They have samples once something has happened."""
+PROTOCOL = "\n".join(path.read_text("utf-8") for path in (ROOT / "overlay" / "protocol").rglob("*.py"))
+LATER = {
+    "m4cast_happenings_total": set(re.findall(r'race\("([a-z-]+)"', PROTOCOL)),
+    "m4cast_refused_total": set(REFUSALS),
+}
+"""The values of their labels: the names of events in the protocol, and the codes of refusals."""
 HAPPEN |= {name for name in FAMILIES if name.startswith("m4cast_gateway_")}  # of gatekeepers: test_gateways.py
 RULE_EXPRESSIONS = re.findall(r"^ +expr: (.+)$", RULES, re.MULTILINE)
 PANEL_EXPRESSIONS = [each["expr"] for panel in DASHBOARD["panels"] for each in panel.get("targets", ())]
@@ -81,9 +91,12 @@ def test_every_metric_of_a_rule_or_panel_is_served(
     served = {name for name, _ in scraped}
     unseen = HAPPEN & FAMILIES.keys()
     assert names_in(expression) <= served | unseen, expression
-    for name, label in labels_in(expression):
+    for name, label, values in labels_in(expression):
         family = FAMILIES.get(name) or FAMILIES[name.removesuffix("_bucket")]
         assert label in (*family.labels, "instance", "le"), f"{name} has no label {label}"
+        if label in family.labels:
+            live = {found for each, labels in scraped if each == name for key, found in labels if key == label}
+            assert {*values} <= live | LATER.get(name, set()), f"{name} has no {label} {values}"
 
 
 def test_every_rule_is_whole_and_the_dashboard_is_one() -> None:
@@ -101,6 +114,20 @@ def test_topics_have_metrics_up_to_a_bound(scraped: dict[tuple[str, tuple[tuple[
     assert rows == {"larger": 3, "large": 2}, "the topics with the most stored bytes"
     stored = {labels[0][1]: value for (name, labels), value in scraped.items() if name == "m4cast_topic_stored_bytes"}
     assert stored.keys() == rows.keys() and stored["larger"] > stored["large"] > 0
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    """systemd verifies it where it is installed. The command's path in the unit is that of a real host."""
+    unit = (ROOT / "conf" / "m4cast@.service").read_text("utf-8")
+    assert re.findall(r"^\[(\w+)\]$", unit, re.MULTILINE) == ["Unit", "Service", "Install"]
+    if (verify := shutil.which("systemd-analyze")) is None:
+        return
+    command = re.search(r"^ExecStart=(\S+) ", unit, re.MULTILINE)
+    assert command is not None
+    file = tmp_path / "m4cast@.service"
+    file.write_text(unit.replace(command[1], sys.executable), encoding="utf-8")
+    done = subprocess.run([verify, "verify", str(file)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_unit_is_the_one_of_the_documentation() -> None:

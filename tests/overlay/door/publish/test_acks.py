@@ -1,4 +1,4 @@
-"""What clients are told is safe; the threads that tell them: used again, kept within a limit, gone with the door."""
+"""Acknowledgements to clients, and the threads that send them: reused, limited in number, gone with the door."""
 
 import json
 import threading
@@ -69,7 +69,7 @@ def until_idle(threads: AckThreads, count: int) -> None:
         threading.Event().wait(0.001)
 
 
-def test_rows_behind_refused_ones_are_not_told_to_be_safe() -> None:
+def test_rows_after_refused_ones_are_not_acknowledged() -> None:
     told: SimpleQueue[bytes] = SimpleQueue()
 
     class Writer:

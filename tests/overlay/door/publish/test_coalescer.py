@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.door.node_handle import NodeRequest
 from m4cast.overlay.door.publish.acks import AckStream, AckThreads
@@ -41,7 +42,7 @@ class Request(NamedTuple):
 
 
 class NodeHandle:
-    """In place of the door's: keeps what it is asked for."""
+    """Replaces the door's: keeps what it is asked for."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -66,6 +67,7 @@ class Scene:
         written = payload.schema_bytes(SCHEMA)
         encode = Encoder(
             topic="t",
+            topic_hash=xxh3_64_intdigest(b"t"),
             schema=SCHEMA,
             written=written,
             schema_id=payload.fingerprint(written),
@@ -83,7 +85,7 @@ class Scene:
         return self.calls[-1]
 
     def flush_after(self, *added: tuple[SmallBatches, pa.RecordBatch]) -> None:
-        """As if all of these had waited for the same moment."""
+        """Give all of these at once, as if they had waited for the same moment."""
         self.coalescer._next_at = float("inf")
         for call, rows in added:
             self.coalescer.add(call, rows, TINY)

@@ -5,19 +5,27 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
 from m4cast.overlay.door.limits import DoorLimits
+from m4cast.overlay.door.node_handle import NodeHandle
 from m4cast.overlay.door.publish import gathering
-from m4cast.overlay.door.publish.gathering import Gatherer, PlainColumns
+from m4cast.overlay.door.publish.coalescing import Encoder
+from m4cast.overlay.door.publish.gathering import GatheredRows, Gatherer, PlainColumns
+from m4cast.overlay.door.quotas import ByteQuota
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.requests import Put
 from m4cast.overlay.door.web.bodies import plain_rows, rows_of
 from m4cast.overlay.door.web.workers import Workers
+from m4cast.overlay.ids import NodeId, StreamId
+from m4cast.overlay.protocol.effects import Publish, Published, Range, Staged
 from tests.overlay.door.web.doors import WebServed, web_serving
 from tests.overlay.door.web.live.test_connection import run, talking
 from tests.overlay.door.web.test_posts import arrow_bytes
@@ -54,17 +62,14 @@ def bodies(count: int) -> Iterator[bytes]:
 
 
 def test_rows_that_are_gathered_are_those_that_a_thread_would_publish() -> None:
-    """Whatever is gathered has the values that Arrow's own reader finds; and most good rows are gathered."""
+    """Every gathered row has the values that Arrow's own reader finds; and most good rows are gathered."""
     columns = PlainColumns(KNOWN)
     headers = {"Content-Type": "application/json"}
     taken = refused = 0
     for body in bodies(600):
         rows = plain_rows(body, headers, has_doubles=columns.has_doubles)
         values = columns.fit(rows) if rows else None
-        try:
-            found = columns.rows([values]).to_pylist() if values is not None else None
-        except Refusal:
-            found = None
+        found = columns.rows([values]).to_pylist() if values is not None else None
         try:
             read = rows_of(body, headers, lambda: KNOWN)
             slow = [row for batch in read.batches for row in batch.to_pylist()]
@@ -79,13 +84,94 @@ def test_rows_that_are_gathered_are_those_that_a_thread_would_publish() -> None:
     assert taken > 250 and refused > 150
 
 
+@pytest.mark.parametrize("type_", [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint64()], ids=str)
+def test_numbers_beyond_their_column_are_left_to_the_threads(type_: pa.DataType) -> None:
+    """One that Arrow refuses would refuse all that is gathered with it."""
+    columns = PlainColumns(pa.schema([("whole", type_)]))
+    bits = type_.bit_width
+    least, most = (0, 2**bits - 1) if str(type_).startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    for taken in ([least], [most], [None], [least, None, most]):
+        values = columns.fit([{"whole": each} for each in taken])
+        assert values is not None and columns.rows([values])["whole"].to_pylist() == taken
+    for refused in (least - 1, most + 1):
+        assert columns.fit([{"whole": 0}, {"whole": None}, {"whole": refused}]) is None
+
+
+def test_half_a_surrogate_pair_is_left_to_the_threads() -> None:
+    columns = PlainColumns(pa.schema([("text", pa.string())]))
+    assert columns.fit([{"text": "\U0001f600"}, {"text": None}, {"text": "\x00"}]) is not None
+    for half in ("\ud83d", "\ude00"):
+        assert columns.fit([{"text": half}]) is None
+    assert columns.fit([{"text": "\ud83d"}, {"text": "\ude00"}]) is None
+
+
+class Node:
+    """A node that answers publishes of rows that it can encode: none if one of them is `bad`."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.encoded: list[int] = []
+        self.is_stopped = False
+
+    def __call__(self, rows: pa.RecordBatch) -> Staged:
+        values = rows.column(0).to_pylist()
+        self.encoded.append(len(values))
+        if "bad" in values:
+            raise Refusal("too-large", "bad")
+        return Staged("t", len(values), 1, b"", 0)
+
+    def request_here(self, make: Callable[[int], Publish]) -> "asyncio.Future[Published]":
+        answer: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        (staged,) = make(1).payloads
+        first, self.rows = self.rows + 1, self.rows + staged.row_count
+        answer.set_result(Published(1, (Range(StreamId(NodeId(bytes(16)), "t"), first, self.rows + 1),)))
+        return answer
+
+
+async def gathered(node: Node, rows: list[list[dict[str, Any]]]) -> list[Any]:
+    """The answers to these publishes."""
+    schema = pa.schema([("text", pa.string())])
+    encode = cast(Encoder, SimpleNamespace(topic="t", schema=schema, batch_bytes_max=1 << 20))
+    gatherer = Gatherer(encode, 0, cast(NodeHandle, node), ByteQuota(1 << 30), 60.0, ExitStack())
+    gatherer._encode = cast(Encoder, node)
+    outcomes: dict[int, Any] = {}
+    for at, each in enumerate(rows):
+        values = gatherer.columns.fit(each)
+        assert values is not None
+        tell = partial(outcomes.__setitem__, at)
+        assert gatherer.add(GatheredRows(values, len(each), sum(len(row["text"]) for row in each), "me", tell))
+    while len(outcomes) < len(rows):
+        await asyncio.sleep(0)
+    return [outcomes[at] for at in range(len(rows))]
+
+
+def test_a_refused_publish_costs_those_gathered_with_it_a_few_batches() -> None:
+    """Not one for each of them: all are made on the loop."""
+    node = Node()
+    outcomes = asyncio.run(gathered(node, [[{"text": "bad" if at == 37 else "good"}] for at in range(128)]))
+    assert isinstance(outcomes.pop(37), Refusal)
+    assert [outcome.first_sequence for outcome in outcomes] == list(range(1, 128))
+    assert len(node.encoded) <= 1 + 2 * 7 and sum(node.encoded) <= 128 + 2 * 128
+
+
+def test_what_gathers_is_bounded_by_publishes_and_values_too() -> None:
+    node = Node()
+    asyncio.run(gathered(node, [[{"text": ""}]] * (2 * gathering.PUBLISHES_MAX + 1)))
+    assert node.encoded == [gathering.PUBLISHES_MAX, gathering.PUBLISHES_MAX, 1]
+    node = Node()
+    asyncio.run(gathered(node, [[{"text": ""}] * 1_024] * 17))
+    assert node.encoded == [gathering.VALUES_MAX, 1_024]
+    wide = PlainColumns(pa.schema([(f"c{at}", pa.bool_()) for at in range(gathering.COLUMNS_MAX + 1)]))
+    assert not wide.are_plain
+
+
 def signed(row: dict[str, Any]) -> list[Any]:
     """Its values, with -0.0 apart from 0.0, and floats apart from integers."""
     return [(type(value), value, math.copysign(1, value) if isinstance(value, float) else 0) for value in row.values()]
 
 
 def test_small_publishes_need_no_thread(node: WebServed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once a topic was published to. Neither do those who follow it."""
+    """This holds once a topic was published to, and for its followers as well."""
     names = opened(node, "no-thread")
     ran: list[str] = []
     was = Workers.run
@@ -248,7 +334,7 @@ def test_a_publish_that_does_not_fit_is_refused_alone(node: WebServed) -> None:
 
 
 def test_publishes_beyond_the_quota_wait_on_the_threads(tmp_path: Path) -> None:
-    """Nothing is refused or lost for it."""
+    """No row is refused or lost because of it."""
     with web_serving(tmp_path, 1, door_limits=DoorLimits(queue_bytes_max=4_000)) as small:
         opened(small, "quota")
 

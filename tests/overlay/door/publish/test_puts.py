@@ -29,7 +29,7 @@ def collecting(served: Served) -> Any:
 # ---- nothing is lost silently
 
 
-def test_a_publish_that_nobody_acknowledged_does_not_end_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unacknowledged_publish_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path, 1) as served, monkeypatch.context() as patch:
         here = connect(served, 0)
         patch.setattr(AckStream, "add", lambda *_: None)
@@ -70,7 +70,7 @@ def test_a_publish_needs_no_thread_to_be_acknowledged(tmp_path: Path, monkeypatc
 
 
 def test_a_client_that_writes_on_is_acknowledged_meanwhile(tmp_path: Path) -> None:
-    """And told in time that an answer does not come, though it has not said that it is done."""
+    """It is also told in time that an answer will not come, though it has not said that it is done."""
     with serving(tmp_path, 1, one_is_away=True) as served:
         writer, acks = connect(served, 0).do_put(path("t"), ROWS.schema, CALL)
         for count in (1, 2):
@@ -101,7 +101,7 @@ def test_a_keyed_publish_hears_that_the_node_stops(tmp_path: Path) -> None:
 # ---- keyed calls hold what they have until it is all there
 
 
-def test_a_keyed_call_whose_client_is_silent_stops_nobody(tmp_path: Path) -> None:
+def test_a_silent_keyed_call_does_not_block_others(tmp_path: Path) -> None:
     limits = DoorLimits(queue_bytes_max=300_000, commit_bytes_max=1_000_000)
     with serving(tmp_path, 1, limits) as served:
         here = connect(served, 0)

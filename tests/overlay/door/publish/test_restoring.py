@@ -34,7 +34,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def facts_of(record: dict[str, Any]) -> dict[str, Any]:
-    """What a client sends, from a delivery record."""
+    """The request that a client makes from a delivery record."""
     since_1970 = record["published_at"] - datetime(1970, 1, 1, tzinfo=UTC)
     given = {**record, "published_at_ms": round(since_1970.total_seconds() * 1000)}
     given["extensions"] = base64.b64encode(record["extensions"]).decode()

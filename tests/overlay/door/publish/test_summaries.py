@@ -7,14 +7,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyarrow import flight
+from xxhash import xxh3_64_intdigest
 
-from m4cast.overlay.door.publish.coalescing import Encoder
+from m4cast.overlay.door.limits import DoorLimits
+from m4cast.overlay.door.publish.coalescing import FEW_BATCHES_MAX, Encoder
 from m4cast.overlay.door.rows import payload
 from m4cast.overlay.door.rows.summaries import ROWS_MIN, UNUSED_S_MAX, FilteredColumns, Summaries, known_summary
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.profiles import summarise
 from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION
 from m4cast.overlay.store.store import SummarisedBatch
+from tests.overlay.door.http.watched import until
 from tests.overlay.door.plain import act, code_of, command, connect, frontier, get, path, put
 from tests.overlay.door.served import Served, serving
 
@@ -42,7 +45,7 @@ def listed(served: Served, topic: str, at: int = 0) -> list[SummarisedBatch]:
 
 
 def summarised(served: Served, topic: str) -> list[bool]:
-    """Of each batch of the topic, in order, whether it has a summary."""
+    """True for each batch of the topic that has a summary, in order."""
     return [batch.summary is not None for batch in listed(served, topic)]
 
 
@@ -74,14 +77,14 @@ def test_every_way_to_publish_makes_summaries(pair: Served, how: str) -> None:
     assert summarised(pair, how) == [True]
 
 
-def test_small_publishes_are_summarised_once_they_are_coalesced(pair: Served) -> None:
-    here = connect(pair, 0)
-    filtered(pair).filtered("small", [("n",)])
-    put(here, path("small"), pa.Table.from_batches([A_ROW.slice(0, 1)] * 3_000))
-    batches = listed(pair, "small")
-    assert sum(batch.next_sequence - batch.first_sequence for batch in batches) == 3_000
-    large = [batch.next_sequence - batch.first_sequence >= ROWS_MIN for batch in batches]
-    assert any(large) and [batch.summary is not None for batch in batches] == large
+def test_small_publishes_are_summarised_once_they_are_coalesced(tmp_path: Path) -> None:
+    """The first row is sent at once; then as many gather as may wait, which is much sooner than they would linger."""
+    with serving(tmp_path, 1, DoorLimits(linger_ms=20_000)) as served:
+        filtered(served).filtered("small", [("n",)])
+        put(connect(served, 0), path("small"), pa.Table.from_batches([A_ROW] * (1 + FEW_BATCHES_MAX)))
+        batches = listed(served, "small")
+    rows = [batch.next_sequence - batch.first_sequence for batch in batches]
+    assert rows == [1, FEW_BATCHES_MAX] and [batch.summary is not None for batch in batches] == [False, True]
 
 
 def test_summaries_begin_with_the_first_filter_and_end_an_hour_after_the_last(
@@ -104,22 +107,56 @@ def test_summaries_begin_with_the_first_filter_and_end_an_hour_after_the_last(
     assert last is not None and list(last.columns) == [("text",)]
 
 
-def test_few_rows_have_no_summary() -> None:
-    filtered = FilteredColumns()
-    filtered.filtered("t", [("n",)])
+def test_filters_that_are_registered_at_other_nodes_make_summaries_here(pair: Served) -> None:
+    """Also of a topic that nobody has published under yet."""
+    here, there = connect(pair, 0), connect(pair, 1)
+    registered = pair.doors[0].services.publishing._summaries.registered
+    where = "n > 5 AND `text` = 'same'"
+    act(there, "subscribe", topic="wanted", where=where)
+    until(lambda: bool(registered.topics), "known here")
+    put(here, path("wanted"), ROWS)
+    act(there, "unsubscribe", topic="wanted", where=where)
+    until(lambda: not registered.topics, "withdrawn")
+    put(here, path("wanted"), ROWS)
+    assert summarised(pair, "wanted") == [True, False]
+    first = known_summary(listed(pair, "wanted")[0].summary, 1_000)
+    assert first is not None and set(first.columns) == {("n",), ("text",)}
+
+
+def summarising(summaries: Summaries) -> tuple[Encoder, pa.RecordBatch]:
+    """A publisher of topic `t`, and rows for it."""
     schema = payload.canonical_schema(ROWS.schema)
     encode = Encoder(
         topic="t",
+        topic_hash=xxh3_64_intdigest(b"t"),
         schema=schema,
         written=payload.schema_bytes(schema),
         schema_id=1,
         batch_bytes_max=MIB,
         expands=False,
-        summaries=Summaries({}, filtered),
+        summaries=summaries,
     )
-    rows = payload.canonical_rows(ROWS, schema)
+    return encode, payload.canonical_rows(ROWS, schema)
+
+
+def test_few_rows_have_no_summary() -> None:
+    filtered = FilteredColumns()
+    filtered.filtered("t", [("n",)])
+    encode, rows = summarising(Summaries({}, filtered))
     assert encode(rows.slice(0, ROWS_MIN - 1)).extensions == ()
     assert len(encode(rows.slice(0, ROWS_MIN)).extensions) == 1
+
+
+def test_few_rows_that_are_routed_have_a_summary_of_the_columns_that_decide() -> None:
+    filtered = FilteredColumns()
+    filtered.filtered("t", [("text",)])
+    summaries = Summaries({}, filtered)
+    encode, rows = summarising(summaries)
+    assert encode(rows.slice(0, 1)).extensions == ()
+    summaries.selective["t"] = (("n",),)
+    (extension,) = encode(rows.slice(0, 1)).extensions
+    found = known_summary(extension.value, 1)
+    assert found is not None and list(found.columns) == [("n",)]
 
 
 # ---- the setting

@@ -46,7 +46,7 @@ class FilteredStore:
         self.cpu = FilterCpu()
         self.columns = FilteredColumns()
         chunks = ChunkQuota(chunk_bytes, chunk_bytes)
-        reading = Reading(store, self.catalogue, self.frontiers, chunks, timeout_s=0.05)
+        self.reading = reading = Reading(store, self.catalogue, self.frontiers, chunks, timeout_s=0.05)
         pacing = Pacing(self.cpu, self.frontiers)
         self.filtered = FilteredReading(
             PortionReader(store, chunks), self.catalogue, self.frontiers, reading, pacing, self.columns

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m4cast.overlay.door.access.rights import EVERYTHING, Caller
-from m4cast.overlay.door.read import stream_answer
+from m4cast.overlay.door.read import filtering, portions, stream_answer
 from m4cast.overlay.door.read.portions import spared
 from m4cast.overlay.door.refusals import Refusal
 from m4cast.overlay.door.requests import Form, Get
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.profiles import parse
+from m4cast.overlay.profiles import Condition, parse
+from m4cast.overlay.profiles.summary import Summary
 from m4cast.overlay.protocol.wire.frame import seal
 from m4cast.overlay.store.store import Kept, SummarisedBatch
 from tests.overlay.door.read.filtered_parts import FilteredStore, filtered_store, sequences_of, where_of
@@ -188,6 +189,26 @@ def test_raw_batches_that_have_a_match_are_given_whole(tmp_path: Path, end: dict
         assert [where_of(piece)["tested"] for piece in pieces] == [4, 12, 8]
 
 
+def test_a_column_of_another_type_at_another_origin_is_tested_by_its_own(tmp_path: Path) -> None:
+    """Rows of both are in no answer, unless it is raw."""
+    profile = parse("n = '3' OR n > 4")
+    with filtered_store(tmp_path) as here:
+        here.publish(A, pa.record_batch({"n": [3, 10, 4]}), summarised=["n"])
+        here.publish(B, pa.record_batch({"n": ["3", "10", "3.0"]}), summarised=["n"])
+        for stream, expected in ((A, [1, 2]), (B, [1])):
+            pieces = list(here.read(Get(topics=("t",), start={}, end={stream: 4}, profile=profile))[1])
+            assert sequences_of(pieces) == expected
+        both = Get(topics=("t",), start={}, end={A: 4, B: 4}, profile=profile)
+        with pytest.raises(Refusal, match=r"column 'n' is int64 .* and string ") as refused:
+            here.read(both)
+        assert refused.value.code == "schema-conflict"
+        _, raw_pieces = here.read(replace(both, form="raw"))
+        assert {where_of(piece)["origin"] for piece in raw_pieces if piece[0].num_rows} == {
+            A.origin.hex(),
+            B.origin.hex(),
+        }
+
+
 def test_a_batch_that_cannot_be_read_is_refused_after_what_precedes_it(tmp_path: Path) -> None:
     with filtered_store(tmp_path) as here:
         here.publish(A, numbers(0), numbers(4))
@@ -270,9 +291,28 @@ def test_where_summaries_rule_nothing_out_few_are_looked_at_until_one_does() -> 
         return head.first_sequence >= 50
 
     sparing = spared(rules_out)
-    found = [sparing(SummarisedBatch(at, at + 1, 0, None)) for at in range(60)]
-    assert looked == [*range(32), 35, 39, 43, 47, *range(51, 60)]
-    assert found == [False] * 51 + [True] * 9, "at most three batches are tested in vain when matches end"
+    found = [sparing(SummarisedBatch(at, at + 1, 0, None)) for at in range(80)]
+    assert looked == [*range(8), 15, 31, 47, *range(63, 80)]
+    assert found == [False] * 63 + [True] * 17, "at most fifteen batches are tested in vain when matches end"
+
+
+def test_a_tail_remembers_from_turn_to_turn_that_summaries_do_not_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filtering, "TURN_S", 0)  # each batch is a turn
+    looked = 0
+
+    def matches(condition: Condition, summary: Summary) -> bool:
+        nonlocal looked
+        looked += 1
+        return True
+
+    monkeypatch.setattr(portions, "may_match", matches)
+    with filtered_store(tmp_path, chunk_bytes=1) as here:
+        for stream in (A, B):
+            here.publish(stream, *(numbers(first) for first in range(0, 160, 4)), summarised=["n"])
+        assert len(sequences_of(list(here.read(tail())[1]))) == 32
+    assert 2 * 8 <= looked < 2 * 80, "of 40 batches; eight anew in each turn would be 652"
 
 
 @pytest.mark.parametrize("form", ["rows", "batches"])
@@ -384,6 +424,15 @@ def test_small_matches_of_several_batches_are_joined(tmp_path: Path) -> None:
 
 
 # ---- sharing the machine
+
+
+@pytest.mark.usefixtures("certificate_after_every_step")
+def test_a_filter_yields_after_so_many_rows_or_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filtering, "SLICE_ROWS", 8)
+    with filtered_store(tmp_path) as here:
+        here.publish(A, *(numbers(0, count) for count in (4, 4, 4, 5, 9, 1)))
+        pieces = list(here.read(between(1, 28, profile=NONE))[1])
+        assert [where_of(piece)["tested"] for piece in pieces] == [8, 4, 5, 9, 1]
 
 
 @pytest.mark.parametrize("form", ["rows", "raw"])

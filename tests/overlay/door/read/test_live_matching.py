@@ -13,11 +13,14 @@ import pyarrow as pa
 import pytest
 
 from m4cast.overlay.door.access.rights import EVERYTHING, Caller
-from m4cast.overlay.door.read import live_matching, stream_answer
-from m4cast.overlay.door.read.live_matching import CollectedMatches, Inbox, Letter, LiveMatching, TopicMatcher, Turns
+from m4cast.overlay.door.clients.group_shares import SharedFrontiers
+from m4cast.overlay.door.frontiers import CoveredFrontiers, Frontiers
+from m4cast.overlay.door.read import inboxes, stream_answer
+from m4cast.overlay.door.read.inboxes import Inbox, Letter, Turns
+from m4cast.overlay.door.read.live_matching import CollectedMatches, LiveMatching, TopicMatcher
 from m4cast.overlay.door.read.matching import Slice
 from m4cast.overlay.door.refusals import Refusal
-from m4cast.overlay.door.requests import Get
+from m4cast.overlay.door.requests import Get, LeftOut
 from m4cast.overlay.door.rows.catalogue import Catalogue
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.profiles import Profile, parse
@@ -31,7 +34,7 @@ WAIT_S = 30
 
 
 def numbers(first: int, count: int = 10) -> pa.RecordBatch:
-    """Of a stream that begins with them, row n has sequence n + 1."""
+    """Rows of a stream that begins with them: row n has sequence n + 1."""
     return pa.record_batch({"n": list(range(first, first + count)), "s": ["x" * 20] * count})
 
 
@@ -40,6 +43,7 @@ class Reader:
 
     def __init__(self, here: FilteredStore, text: str, start: dict[StreamId, int] | None = None, **more: Any) -> None:
         self.profile = parse(text)
+        view: Frontiers | None = more.pop("view", None)
         self._changed = threading.Condition()
         self._is_stopped = False
         self.sequences: dict[tuple[str, str], list[int]] = {}
@@ -51,7 +55,8 @@ class Reader:
         topics: tuple[str, ...] = more.pop("topics", ("t",))
         get = Get(topics=topics, start={KNOWN: 2, **(start or {})}, end=None, profile=self.profile, **more)
         caller = Caller(f"reader {text}", EVERYTHING, lambda: self._is_stopped)
-        _, pieces = here.filtered.read(get, dict.fromkeys(topics, self.profile), caller, {})
+        filtered = here.filtered if view is None else here.filtered.under(view, here.reading.under(view))
+        _, pieces = filtered.read(get, dict.fromkeys(topics, self.profile), caller, {})
         self._thread = threading.Thread(target=self._run, args=(pieces,))
         self._thread.start()
 
@@ -115,8 +120,8 @@ class Opened:
         original_open, original_decoded = LiveMatching.open, Catalogue.decoded
         original_match = TopicMatcher._match
 
-        def counted_open(live: LiveMatching, profiles: Any) -> Any:
-            opened = original_open(live, profiles)
+        def counted_open(live: LiveMatching, inbox: Inbox, seen: Any) -> Any:
+            opened = original_open(live, inbox, seen)
             with self._changed:
                 self._count += 1
                 self._changed.notify_all()
@@ -176,7 +181,7 @@ def test_tails_share_one_decode_and_one_match_of_each_batch(tmp_path: Path, open
 
 
 def test_tails_that_come_while_rows_do_get_each_match_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_matching, "INBOX_LETTERS", 4)  # so that some lose their inbox
+    monkeypatch.setattr(inboxes, "INBOX_LETTERS", 4)  # so that some lose their inbox
     texts = ["n < 1000000", "n = 17", "n = 317 OR n = 990", "s IS NULL"]
     with known_store(tmp_path) as here:
         following: list[Reader] = []
@@ -211,7 +216,7 @@ def test_a_tail_gets_nothing_below_its_position_of_what_is_matched_for_all(tmp_p
 def test_a_slow_tail_loses_its_inbox_and_no_row(
     tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_matching, "INBOX_LETTERS", 2)
+    monkeypatch.setattr(inboxes, "INBOX_LETTERS", 2)
     monkeypatch.setattr(stream_answer, "EARLY_S", 0)
     lost = threading.Event()
     original = Inbox._lose
@@ -303,11 +308,63 @@ def test_the_cost_of_shared_matching_is_divided_among_clients(tmp_path: Path, op
     assert spent["reader n = 3"] > 0 and spent["reader n = 4"] > 0
 
 
+# ---- tails that see less than others
+
+
+def test_tails_that_see_other_streams_share_the_matching(tmp_path: Path, opened: Opened) -> None:
+    """Members of a group are such tails."""
+    owned = {KNOWN, A}
+    with known_store(tmp_path) as here:
+        view = SharedFrontiers(here.frontiers, lambda stream: stream in owned)
+        with readers(here, ["n > 1"]) as (whole,), readers(here, ["n > 1"], view=view) as (part,):
+            opened.until(2)
+            here.publish(A, numbers(0))
+            here.publish(B, numbers(0))
+            whole.until(B, 11)
+            part.until(A, 11)
+            assert opened.decoded == Counter({1: 2}), "once in each stream"
+            assert (part.of(A), part.of(B)) == (whole.of(A), [])
+            owned.add(B)
+            here.publish(A, numbers(10))
+            part.until(B, 11)
+            assert part.of(B) == whole.of(B), "what was not kept for it, it reads by itself"
+
+
+def test_a_tail_that_does_not_see_as_far_as_others_reads_by_itself(tmp_path: Path, opened: Opened) -> None:
+    with known_store(tmp_path) as here:
+        here.publish(A, numbers(0), numbers(10))
+        here.frontiers.cover("t", {"r": {}}, {KNOWN.origin: 2, A.origin: 11})
+        view = CoveredFrontiers(here.frontiers, {"t": "r"}, lambda name: None, None)
+        behind = CoveredFrontiers(here.frontiers, {"t": "r"}, lambda name: None, None)
+        with readers(here, ["n > 1"], view=view) as (first,):
+            opened.until(1)
+            here.frontiers.cover("t", {"r": {}}, {A.origin: 21})
+            first.until(A, 21)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(behind, "_positions", lambda topics: {KNOWN: 2, A: 11})
+                with readers(here, ["n > 2"], view=behind) as (second,):
+                    opened.until(3)  # it asks again
+                    second.until(A, 11)
+                    assert second.of(A) == [4, 5, 6, 7, 8, 9, 10]
+                    patch.undo()
+                    second.until(A, 21)
+                    assert second.of(A) == list(range(4, 21))
+
+
+def test_rows_of_other_profiles_are_left_out_of_a_tail(tmp_path: Path, opened: Opened) -> None:
+    """They are not matched for all."""
+    left_out = LeftOut(profile=parse("n < 5"), begin={}, hole={}, within=None)
+    with known_store(tmp_path) as here, readers(here, ["n > 1"], left_out=(left_out,)) as (reader,):
+        here.publish(A, numbers(0))
+        reader.until(A, 11)
+        assert reader.of(A) == [6, 7, 8, 9, 10]
+
+
 # ---- the inbox
 
 
 def test_an_inbox_is_bounded_and_takes_one_letter_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_matching, "INBOX_BYTES", 10)
+    monkeypatch.setattr(inboxes, "INBOX_BYTES", 10)
     profile: Profile = parse("n = 1")
     letter: Callable[[], Any] = object
     inbox = Inbox({"t": profile})
@@ -319,6 +376,14 @@ def test_an_inbox_is_bounded_and_takes_one_letter_of_any_size(monkeypatch: pytes
     letters = inbox.take()
     assert letters is not None and len(letters) == 2
     assert inbox.put(letter(), 10)
+
+
+def test_an_inbox_has_at_most_so_many_letters() -> None:
+    letter: Callable[[], Any] = object
+    inbox = Inbox({"t": parse("n = 1")})
+    assert all(inbox.put(letter(), 1) for _ in range(inboxes.INBOX_LETTERS))
+    assert not inbox.put(letter(), 1)
+    assert inbox.take() is None
 
 
 def test_a_tail_of_several_topics_has_one_inbox(tmp_path: Path, opened: Opened) -> None:
@@ -432,20 +497,20 @@ def waiting(inbox: Inbox) -> tuple[threading.Thread, threading.Event]:
 
 def test_tails_are_woken_one_after_another() -> None:
     profile = parse("n = 1")
-    turns, inboxes = Turns(), [Inbox({"t": profile}) for _ in range(4)]
-    threads = {inbox: waiting(inbox) for inbox in (inboxes[0], inboxes[2], inboxes[3])}  # the second is busy
-    turns.wake(inboxes)
-    assert threads[inboxes[0]][1].wait(WAIT_S)
-    assert inboxes[2]._is_waiting and inboxes[3]._is_waiting
-    turns.end(inboxes[3])  # one that was not woken changes nothing
-    assert inboxes[2]._is_waiting
-    turns.end(inboxes[0])
-    assert threads[inboxes[2]][1].wait(WAIT_S), "the one that is busy is passed over"
-    assert inboxes[3]._is_waiting
-    turns.end(inboxes[2])
-    assert threads[inboxes[3]][1].wait(WAIT_S)
-    turns.end(inboxes[3])
-    turns.wake(inboxes)  # nobody waits
+    turns, boxes = Turns(), [Inbox({"t": profile}) for _ in range(4)]
+    threads = {inbox: waiting(inbox) for inbox in (boxes[0], boxes[2], boxes[3])}  # the second is busy
+    turns.wake(boxes)
+    assert threads[boxes[0]][1].wait(WAIT_S)
+    assert boxes[2]._is_waiting and boxes[3]._is_waiting
+    turns.end(boxes[3])  # one that was not woken changes nothing
+    assert boxes[2]._is_waiting
+    turns.end(boxes[0])
+    assert threads[boxes[2]][1].wait(WAIT_S), "the one that is busy is passed over"
+    assert boxes[3]._is_waiting
+    turns.end(boxes[2])
+    assert threads[boxes[3]][1].wait(WAIT_S)
+    turns.end(boxes[3])
+    turns.wake(boxes)  # nobody waits
     assert turns._at_work is None
     for thread, _ in threads.values():
         thread.join(WAIT_S)

@@ -73,7 +73,7 @@ def between(first: int, until: int, *, skip: bool = False) -> Get:
 
 
 @pytest.mark.parametrize(("first", "until"), [(1, 1), (1, 5), (2, 4), (4, 5), (9, 13), (10, 11), (12, 13)])
-def test_any_range_that_is_there_is_read(reading: Reading, first: int, until: int) -> None:
+def test_any_retained_range_is_read(reading: Reading, first: int, until: int) -> None:
     read = rows_of(reading, between(first, until))
     assert read["_sequence"].to_pylist() == read["n"].to_pylist() == list(range(first, until))
 

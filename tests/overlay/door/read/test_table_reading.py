@@ -37,7 +37,12 @@ def batch(*rows: tuple[str, int, int]) -> pa.RecordBatch:
 
 def table(here: FilteredStore, where: str = "TRUE", **more: Any) -> dict[str, int]:
     get = Get(
-        topics=("t",), start="earliest", end="latest", skip_missing=True, is_table=True, profile=parse(where), **more
+        topics=("t",),
+        start="earliest",
+        skip_missing=True,
+        is_table=True,
+        profile=parse(where),
+        **{"end": "latest", **more},
     )
     _, pieces = here.read(get)
     found: dict[str, int] = {}
@@ -131,7 +136,7 @@ def test_rows_before_a_range_that_had_expired_do_not_stand(tmp_path: Path) -> No
         assert table(here) == {"a": 1, "b": 2, "c": 9, "e": 5}
 
 
-def test_a_compaction_while_a_table_is_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compaction_during_a_read_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with filtered_store(tmp_path) as here:
         here.publish(A, batch(("a", 1, 1)), batch(("b", 2, 2)))
         original, reads = PortionReader.read, []
@@ -145,6 +150,20 @@ def test_a_compaction_while_a_table_is_read_is_told(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(PortionReader, "read", compacting)
         with pytest.raises(Refusal, match="compacted while it was read"):
             table(here)
+
+
+def test_of_a_compacted_table_an_earlier_position_is_refused(tmp_path: Path) -> None:
+    """`a` stood at B's row there, which is gone since it was replaced. The row before it is left, and must not show."""
+    with filtered_store(tmp_path) as here:
+        here.publish(A, batch(("a", 1, 1), ("b", 2, 2)))
+        here.publish(B, batch(("a", 3, 3)))
+        here.publish(A, batch(("a", 4, 4)))
+        earlier, latest = {A: 3, B: 2}, {A: 4, B: 2}
+        assert table(here, end=earlier) == {"a": 3, "b": 2}
+        here.store.compact({B: 2}, 0).result()
+        with pytest.raises(Refusal, match="'t' was compacted: what stood at an earlier position is not known"):
+            table(here, end=earlier)
+        assert table(here, end=latest) == table(here) == {"a": 4, "b": 2}
 
 
 def test_a_topic_that_is_no_table_is_refused(tmp_path: Path) -> None:

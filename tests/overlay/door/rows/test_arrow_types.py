@@ -39,7 +39,7 @@ def foreign(count: int, **types: str) -> pa.RecordBatch:
 
 
 def foreign_type(of: str) -> pa.DataType:
-    """By Arrow's schema message of a `month_day_nano_interval`: its unit is one of three numbers."""
+    """The unit of a `month_day_nano_interval` in Arrow's schema message: one of three numbers."""
     written = bytearray(pa.schema([("c", pa.month_day_nano_interval())]).serialize().to_pybytes())
     units = [at for at in range(len(written) - 1) if written[at : at + 2] == b"\x02\x00"]
     for at in units:
@@ -190,7 +190,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def carried(door: Served, topic: str, column: pa.Array) -> pa.ChunkedArray:
-    """What a reader gets of what a publisher wrote."""
+    """The rows that a reader gets of those that a publisher wrote."""
     here = connect(door, 0)
     put(here, path(topic), pa.record_batch([column], names=["c"]))
     return get(here, topic=topic, end="latest")["c"]
@@ -500,7 +500,7 @@ def test_a_deleted_topic_is_as_good_as_new(door: Served) -> None:
 
 
 def documented() -> dict[str, str]:
-    """What becomes of each type, by PROTOCOL.md's table."""
+    """The result for each type, by PROTOCOL.md's table."""
     text = PROTOCOL.read_text(encoding="utf-8")
     table = text.partition("| Arrow type | becomes |\n")[2].partition("\n\n")[0]
     rows = [row.strip("|").split("|") for row in table.splitlines()[1:]]

@@ -35,7 +35,7 @@ def test_rows_of_a_slice_are_written_without_what_was_cut_off() -> None:
     assert len(encoded) < 1.1 * rows.nbytes
 
 
-def test_nobody_can_change_what_was_encoded() -> None:
+def test_encoded_rows_are_immutable() -> None:
     rows = rows_of(LARGE_ROWS)
     encoded = payload.encode(payload.schema_bytes(rows.schema), rows)
     assert memoryview(encoded).readonly

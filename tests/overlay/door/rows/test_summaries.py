@@ -1,16 +1,20 @@
-"""Which columns are summarised, from when to when; and what is believed of a summary that somebody wrote."""
+"""Columns that are summarised, and their ranges; and how far a foreign summary is believed."""
 
 from random import Random
 
 import pyarrow as pa
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from m4cast.overlay.door.rows import summaries
 from m4cast.overlay.door.rows.summaries import UNUSED_S_MAX, FilteredColumns, Summaries, known_summary
+from m4cast.overlay.ids import NodeId
 from m4cast.overlay.profiles import may_match, parse, summarise
 from m4cast.overlay.profiles.summary import COLUMNS_MAX, ColumnSummary, Summary
 from m4cast.overlay.profiles.summary_bytes import VERSION, encode
+from m4cast.overlay.protocol.interest.entry import key_of
 from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION
+from m4cast.overlay.protocol.wire.interest import InterestItem
 from tests.overlay.profiles.profile_parts import PATHS, random_batch
 
 ROWS = pa.record_batch({"a": [1, 2, 3], "b": ["x", "y", None]})
@@ -70,6 +74,41 @@ def test_columns_of_the_channel_are_not_summarised() -> None:
     assert filtered.of("t") == (("_key",),)
 
 
+def registered_item(topic: str, text: str, number: int, language: str = "sql") -> InterestItem:
+    return InterestItem(xxh3_64_intdigest(topic.encode()), number, 1, 0, False, language, 1, text)
+
+
+def test_columns_that_registrations_name_count_while_they_last() -> None:
+    one, two = NodeId(b"1" * 16), NodeId(b"2" * 16)
+    made = Summaries({"off": ()}, FilteredColumns())
+    items = [
+        registered_item("t", parse("a > 1 AND _sequence > 5").text, 1),
+        registered_item("t", parse("b = 'x'").text, 2),
+        registered_item("t", "this is no filter (", 3),
+        registered_item("t", "", 0),  # every row
+        registered_item("t", "who", 4, language="client"),
+        registered_item("t", parse("c = 1").text, 5, language="later"),
+        registered_item("off", parse("a > 1").text, 1),
+    ]
+    made.registered.changed(one, items, ())
+    made.registered.changed(two, items[:1], ())
+    made.filtered.filtered("t", [("b",), ("z",)])
+    assert made.columns("t") == (("b",), ("z",), ("a",))
+    assert made.columns("other") == made.columns("off") == ()
+    made.registered.changed(one, (), [key_of(item) for item in items])
+    assert made.columns("t") == (("b",), ("z",), ("a",)), "the other node still wants it"
+    made.registered.changed(two, (), [key_of(items[0]), key_of(items[1])])
+    assert made.columns("t") == (("b",), ("z",))
+    assert made.registered.topics == {}
+
+
+def test_many_registrations_name_as_many_columns_as_a_summary_has() -> None:
+    made = Summaries({}, FilteredColumns())
+    items = [registered_item("t", parse(f"c{at} = 1").text, at) for at in range(1, 100)]
+    made.registered.changed(NodeId(bytes(16)), items, ())
+    assert len(made.columns("t")) == COLUMNS_MAX
+
+
 def test_a_setting_goes_before_filters() -> None:
     filtered = FilteredColumns(Clock())
     filtered.filtered("set", [("a",)])
@@ -82,7 +121,7 @@ def test_a_setting_goes_before_filters() -> None:
         assert extension == (SUMMARY_EXTENSION, False, encode(summarise(ROWS, columns)))
 
 
-def test_a_summary_that_cannot_be_made_stops_nobody(
+def test_a_failed_summary_does_not_stop_a_publish(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> Summary:

@@ -1,4 +1,4 @@
-"""Which rows of a table stand, and what of it is still needed."""
+"""Rows of a table that stand, and those that are still needed."""
 
 import random
 
@@ -7,8 +7,10 @@ import pyarrow as pa
 import pytest
 
 from m4cast.overlay.door.refusals import Refusal
-from m4cast.overlay.door.rows import table_rows
+from m4cast.overlay.door.rows import folded_tables, table_rows
+from m4cast.overlay.door.rows.folded_tables import FoldedTables
 from m4cast.overlay.door.rows.table_rows import REMOVAL_MS, TYPES, StandingRows
+from m4cast.overlay.ids import NodeId, StreamId
 
 Row = tuple[str, str, int, int, bool]
 """Owner, name, session, counter, removed."""
@@ -115,3 +117,12 @@ def test_too_many_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     added(standing, [("a", "w", 1, 1, False)], 4)
     with pytest.raises(Refusal, match="more than 3 names"):
         standing.settle()
+
+
+def test_tables_stay_folded_until_there_are_too_many_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folded_tables, "KEYS_MAX", 3)
+    tables = FoldedTables()
+    for topic, streams in (("first", 2), ("second", 1), ("third", 2)):
+        tables.get(topic).next = {StreamId(NodeId(bytes([each]) * 16), topic): 1 for each in range(streams)}
+        tables.trim()
+    assert [len(tables.get(topic).next) for topic in ("first", "second", "third")] == [0, 1, 2]

@@ -47,7 +47,7 @@ def _published(channel: Channel, topic: str, rows: list[dict[str, object]], acks
 
 
 def numbers(channel: Channel, topic: str, country: str) -> list[int]:
-    """What is there now; an origin that is slow to report what it has is not known at first."""
+    """The rows that are there now; an origin that is slow to report what it has is not known at first."""
     try:
         rows = channel.read(topic, where=f"country = '{country}'")
     except RefusedError as error:
@@ -63,7 +63,7 @@ def selective_at(served: Served, at: int) -> dict[str, tuple[str, ...]]:
 
 
 def wants(channel: Channel, topic: str) -> list[tuple[str, str]]:
-    """What is registered at a node for readers of a topic: the condition, and where it starts."""
+    """The registration at a node for readers of a topic: its condition, and where it starts."""
     node = channel.status()["name"]
     view = channel.subscriptions(topic)
     assert all(each["is_reader"] for each in view["own"])
@@ -184,7 +184,7 @@ def test_what_is_registered_for_a_reader_goes_when_the_reader_is_gone(four: Serv
     services = four.doors[3].services
 
     async def again(kept_s: float) -> ReaderRegistrations:
-        """As a node that starts again finds them."""
+        """The registrations as a restarted node finds them."""
         selective = services.topics.selective
         readers = ReaderRegistrations(services.node, selective._leased, selective.drop)
         readers.kept_s = kept_s

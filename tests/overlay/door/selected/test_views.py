@@ -1,4 +1,4 @@
-"""Where a reader of a selective topic starts, and which registration it then needs."""
+"""Start of a reader of a selective topic, and the registration that it then needs."""
 
 from pathlib import Path
 
@@ -18,11 +18,11 @@ EARLY, LATE, NEW = (NodeId(bytes([number]) * 16) for number in (1, 2, 3))
 def test_a_stream_that_begins_later_than_the_reader_is_hidden_until_it_calls_again() -> None:
     frontiers = Frontiers()
     touched: list[str] = []
-    frontiers.cover("t", "r", {EARLY: 5, LATE: 9}, {EARLY: 1, LATE: 4})
+    frontiers.cover("t", {"r": {EARLY: 1, LATE: 4}}, {EARLY: 5, LATE: 9})
     named = CoveredFrontiers(frontiers, {"t": "r"}, touched.append, {StreamId(LATE, "t")})
     from_now_on = CoveredFrontiers(frontiers, {"t": "r"}, touched.append, None)
     other = CoveredFrontiers(frontiers, {"t": "r"}, touched.append, set())
-    frontiers.cover("t", "r", {NEW: 3}, {NEW: 1})
+    frontiers.cover("t", {"r": {NEW: 1}}, {NEW: 3})
     assert named.positions(["t"]) == {StreamId(EARLY, "t"): 5, StreamId(LATE, "t"): 9, StreamId(NEW, "t"): 3}
     assert from_now_on.positions(["t"]) == named.positions(["t"])
     assert other.positions(["t"]) == {StreamId(EARLY, "t"): 5, StreamId(NEW, "t"): 3}
@@ -54,6 +54,9 @@ def test_a_reader_from_now_on_fetches_no_old_rows_and_one_from_before_does(
         earlier = reader.tail("t", {"t": {own: 2}})
         assert next(earlier)["n"].to_pylist() == [1], "what it lacks is fetched"
         earlier.close()
-        assert stored(served, 1, "t") == 5
+        assert stored(served, 1, "t") == 4, "and no more"
+        starts = [each["start"] for each in reader.subscriptions("t")["own"]]
+        assert starts == ["latest", {own: 2}]
         monkeypatch.setattr(Selection, "is_settled", lambda self, registration: False)  # rows that nobody has
-        assert reader.at(served.addresses[1], timeout_s=10).read("t")["n"].to_pylist() == [0, 1, 2, 3, 4]
+        again = reader.at(served.addresses[1], timeout_s=10)
+        assert again.read("t", {"t": {own: 2}})["n"].to_pylist() == [1, 2, 3, 4]

@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tests.overlay.net.running import TIMEOUT_S
@@ -16,13 +16,15 @@ class Event(NamedTuple):
 
 @dataclass
 class EventSource:
-    """What is left of a browser's: the last id survives its connections."""
+    """The state that a browser keeps: the last id survives its connections."""
 
     address: str
     path: str
     last_id: str = ""
     status: str = ""
     headers: Mapping[str, str] | None = None
+    answered: dict[str, str] = field(default_factory=dict)
+    """The headers of the last answer."""
 
     def events(self, cut_after: int | None = None) -> Iterator[Event]:
         """The events of one connection, which ends after so many bytes of its body, or when the server ends it."""
@@ -35,8 +37,9 @@ class EventSource:
             connection.sendall(f"GET {self.path} HTTP/1.1\r\nHost: {self.address}\r\n{head}\r\n".encode())
             stream = connection.makefile("rb")
             self.status = stream.readline().decode().strip()
-            while stream.readline().strip():
-                pass
+            while line := stream.readline().decode().strip():
+                name, _, value = line.partition(": ")
+                self.answered[name] = value
             yield from self._parsed(self._body(stream, cut_after))
 
     def _body(self, stream: object, cut_after: int | None) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""What the web door tells about clients: where they are, how many rows wait for them, and to whom it tells that."""
+"""Clients at the web door: where they are, how many rows wait for them, and who may see that."""
 
 from pathlib import Path
 from typing import Any

@@ -9,8 +9,8 @@ import pytest
 from m4cast.overlay.door.console.files import PAGE, STATIC, console_files
 from tests.overlay.door.web.doors import WebServed, web_serving
 
-OWN = [path for path in sorted(STATIC.glob("*")) if path.is_file()]
 VENDOR = STATIC / "vendor"
+OWN = [path for path in sorted(STATIC.rglob("*")) if path.is_file() and VENDOR not in path.parents]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_a_file_that_a_browser_has_is_not_sent_again(guarded: WebServed) -> None
     assert (again.status, again.body) == (304, b"")
 
 
-@pytest.mark.parametrize("name", ["no.js", "..%2ffiles.py", "%2e%2e/files.py", "vendor/uplot.js", "files.py"])
+@pytest.mark.parametrize("name", ["no.js", "..%2ffiles.py", "%2e%2e/files.py", "uplot.js", "views", "files.py"])
 def test_nothing_else_is_served(guarded: WebServed, name: str) -> None:
     assert guarded.get(f"/console/{name}").status == 404
 
@@ -78,9 +78,10 @@ def test_the_page_has_nothing_inline_and_every_file_that_it_names() -> None:
     page.feed((STATIC / PAGE).read_text("utf-8"))
     assert page.inline == [] and page.files
     assert {name.removeprefix("/console/") for name in page.files} <= set(console_files())
-    for script in STATIC.glob("*.js"):
-        for module in re.findall(r'from "\./([^"]+)"', script.read_text("utf-8")):
-            assert module in console_files(), f"{script.name} imports {module}"
+    for script in (path for path in OWN if path.suffix == ".js"):
+        for module in re.findall(r'from "(\.[^"]+)"', script.read_text("utf-8")):
+            name = (script.parent / module).resolve().relative_to(STATIC.resolve()).as_posix()
+            assert name in console_files(), f"{script.name} imports {module}"
 
 
 def test_no_foreign_host_and_no_markup_from_text() -> None:

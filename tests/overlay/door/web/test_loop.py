@@ -1,4 +1,4 @@
-"""What may take long runs on the door's threads, whatever a client sends: the node's loop stays free."""
+"""Slow work runs on the door's threads, whatever a client sends: the node's loop stays free."""
 
 import io
 import json
@@ -30,7 +30,7 @@ NODES = "nodes"
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
-    """By what was done, the names of the threads that did it."""
+    """The names of the threads that did the work, by kind of work."""
     seen: dict[str, set[str]] = {}
 
     def watch(owner: Any, name: str) -> None:

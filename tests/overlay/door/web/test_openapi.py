@@ -2,16 +2,22 @@
 
 import re
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pytest
 
+from m4cast.overlay.client import Channel
+from m4cast.overlay.client.roaming.client import Client
+from m4cast.overlay.door.web import schemas
 from m4cast.overlay.door.web.door import WebDoor
 from m4cast.overlay.door.web.limits import WebLimits
+from m4cast.overlay.door.web.live import messages
 from m4cast.overlay.door.web.openapi import description
 from m4cast.overlay.door.web.routes import BODIES, ROUTES, WebRoute
 from m4cast.overlay.refusals import REFUSALS
 from tests.overlay.door.web.doors import WebServed
+from tests.overlay.door.web.live.test_connection import run, talking
 from tests.overlay.door.web.test_posts import BODY_OF
 
 PAGE = (Path(__file__).parents[4] / "docs" / "HTTP.md").read_text("utf-8")
@@ -25,7 +31,7 @@ FILE_OF = {
     "text/javascript": "console.js",
     "text/css": "console.css",
     "image/svg+xml": "mark.svg",
-    "text/plain": "licences.txt",
+    "text/plain": "vendor/licences.txt",
 }
 
 
@@ -36,25 +42,122 @@ def test_the_description_is_served_and_has_every_route(pair: WebServed) -> None:
     assert described == {(route.method, route.path) for route in ROUTES.values()}
 
 
+TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (NoneType,),
+}
+WORDS = {
+    *("type", "const", "enum", "oneOf", "description", "format", "pattern", "minimum", "maxLength"),
+    *("required", "properties", "additionalProperties", "items", "prefixItems", "minItems", "maxItems"),
+}
+
+
+def fault(value: Any, schema: dict[str, Any], at: str = "") -> str:
+    """The first place where a value does not satisfy a JSON schema, or an empty text. It knows the few words that the
+    description uses."""
+    assert set(schema) <= WORDS, schema
+    if "oneOf" in schema:
+        faults = [fault(value, each, at) for each in schema["oneOf"]]
+        return "" if faults.count("") == 1 else f"{at}: none, or several, of {faults}"
+    if "type" in schema:
+        kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+        wanted = tuple(python for kind in kinds for python in TYPES[kind])
+        if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+            return f"{at}: {value!r} is no {schema['type']}"
+    wrong = [
+        "const" in schema and value != schema["const"],
+        "enum" in schema and value not in schema["enum"],
+        "pattern" in schema and not re.search(schema["pattern"], value),
+        "minimum" in schema and value is not None and value < schema["minimum"],
+        "maxLength" in schema and len(value) > schema["maxLength"],
+        isinstance(value, list) and not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)),
+        isinstance(value, dict) and not set(schema.get("required", ())) <= set(value),
+    ]
+    if any(wrong):
+        return f"{at}: {value!r} is not {schema}"
+    if isinstance(value, list):
+        first = schema.get("prefixItems", [])
+        each = [*first, *[schema.get("items", {})] * (len(value) - len(first))]
+        return "".join(fault(one, rule, f"{at}[{n}]") for n, (one, rule) in enumerate(zip(value, each, strict=True)))
+    if isinstance(value, dict):
+        own, others = schema.get("properties", {}), schema.get("additionalProperties", {})
+        for name, one in value.items():
+            rule = own.get(name, others)
+            if rule is False or (found := fault(one, rule, f"{at}.{name}")):
+                return found if rule is not False else f"{at}: has {name!r}"
+    return ""
+
+
 def test_answers_have_the_form_that_is_described(pair: WebServed) -> None:
     paths = description()["paths"]
 
-    def described(path: str, method: str) -> Any:
-        return paths[path][method]["responses"]["200"]["content"]["application/json"]["schema"]
+    def check(path: str, value: Any, method: str = "get") -> None:
+        schema = paths[path][method]["responses"]["200"]["content"]["application/json"]["schema"]
+        assert not fault(value, schema, path)
 
-    published = pair.post("/topics/described", {"id": 1}).json
-    schema = described("/topics/{topic}", "post")
-    assert set(published) == set(schema["required"]) == set(schema["properties"])
-    one_range = schema["properties"]["ranges"]["items"]
-    assert set(published["ranges"][0]) == set(one_range["required"]) == set(one_range["properties"])
-    assert re.fullmatch(one_range["properties"]["origin"]["pattern"], published["ranges"][0]["origin"])
-    assert described("/topics", "get")["type"] == "array" and isinstance(pair.get("/topics").json, list)
-    ends = pair.get("/topics/described/frontier").json["described"][published["ranges"][0]["origin"]]
-    assert (
-        len(ends)
-        == described("/topics/{topic}/frontier", "get")["additionalProperties"]["additionalProperties"]["minItems"]
-    )
+    address = pair.served.addresses[0]
+    check("/topics/{topic}", pair.post("/topics/described", {"id": 1}).json, "post")
+    Channel([address]).lease("described-reader", topics=["described"])
+    client = Client([address], key="described", credential="correct horse battery staple")
+    client.connect(create=True)
+    client.subscribe("described", "id > 0", name="all")
+    for path in ("/topics", "/topics/{topic}", "/topics/{topic}/frontier", "/clients", "/units", "/readers"):
+        answer = pair.get(path.replace("{topic}", "described"))
+        assert answer.status == 200 and len(answer.json)
+        check(path, answer.json)
+    assert pair.get("/clients").json["clients"]
+    client.disconnect()
+    check("/metrics.json", pair.get("/metrics.json").json)
     assert list(paths["/live"]["get"]["responses"]) == ["101", "default"]
+
+
+def test_a_validator_that_accepts_everything_would_show_nothing(pair: WebServed) -> None:
+    """Each member of an answer is looked at."""
+    published = pair.post("/topics/described", {"id": 1}).json
+    assert not fault(published, schemas.PUBLISHED)
+    assert fault({**published, "more": 1}, schemas.PUBLISHED)
+    assert fault({**published, "rows": "1"}, schemas.PUBLISHED)
+    for name in ("topic", "origin", "first", "next"):
+        (range_,) = published["ranges"]
+        for wrong in ({**range_, name: None}, {key: value for key, value in range_.items() if key != name}):
+            assert fault({**published, "ranges": [wrong]}, schemas.PUBLISHED), name
+
+
+def test_messages_of_live_have_the_form_that_is_described(pair: WebServed) -> None:
+    described = description()["components"]["schemas"]
+    said: list[dict[str, Any]] = [
+        {"type": "publish", "id": 1, "topic": "described-live", "rows": [{"id": 1}], "acks": 0, "timeout_ms": 60_000},
+        {"type": "publish", "id": 2, "topic": "described-live", "rows": [{"id": 2}], "key": "described", "next": "1"},
+        {"type": "publish", "id": 3, "topic": "described-live", "rows": [{"_sequence": 1}]},
+        {"type": "subscribe", "id": "s", "topic": "described-live", "from": "earliest", "credit": 1, "format": "json"},
+        {"type": "credit", "id": "s", "frames": 100},
+    ]
+    heard: dict[str, int] = {}
+
+    async def work() -> None:
+        async with talking(pair) as talk:
+            for message in said:
+                assert not fault(message, described["FromClient"])
+                await talk.say(**message)
+            while set(heard) != {"acked", "refused", "subscribed", "rows"}:
+                message = await talk.hear()
+                assert not fault(message, described["ToClient"])
+                heard[message["type"]] = heard.get(message["type"], 0) + 1
+            await talk.say(type="unsubscribe", id="s")
+
+    run(work)
+    assert not fault({"type": "unsubscribe", "id": "s"}, described["FromClient"])
+    assert fault({"type": "unsubscribe", "id": "s", "frames": 1}, described["FromClient"])
+
+
+def test_the_members_of_messages_are_those_that_are_read() -> None:
+    assert set(schemas.FROM_CLIENT["publish"]["properties"]) == set(messages._PUBLISH)
+    assert set(schemas.FROM_CLIENT["subscribe"]["properties"]) == set(messages._SUBSCRIBE)
 
 
 def test_every_body_and_answer_has_a_schema_or_is_described_elsewhere() -> None:

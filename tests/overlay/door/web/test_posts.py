@@ -4,11 +4,13 @@ import io
 import json
 import re
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from m4cast.overlay.door.publish.gathering import GatheredRows, Gatherer
 from m4cast.overlay.door.web import bodies
 from m4cast.overlay.door.web.routes import ARROW, BODIES, CSV, EVENT_JSON, EVENTS_JSON, JSON, JSON_LINES, PARQUET
 from tests.overlay.door.web.doors import Answer, WebServed
@@ -248,6 +250,47 @@ def test_calls_are_counted_by_how_they_ended(pair: WebServed) -> None:
     pair.post("/topics/counted", "{")
     grown = {key: count - before.get(key, 0) for key, count in counts().items() if count > before.get(key, 0)}
     assert grown == {("post", "ok"): 1, ("post", "bad-request"): 2}
+
+
+def test_a_plain_post_is_answered_as_any_other_and_holds_nothing(pair: WebServed) -> None:
+    """Once a topic's rows are gathered on the loop; what cannot be gathered is left to the threads, whole."""
+    topic = 'plain "quoted"'
+    path = "/topics/" + quote(topic)
+    publishing, calls = pair.served.doors[0].services.publishing, pair.served.doors[0].services.calls
+    first = pair.post(path, {"id": 0})
+    node = pair.served.nodes[0]
+    pair.served.run(node.until(lambda: publishing.gathering.find(topic, 0) is not None))
+    gathered: list[int] = []
+    before = calls.so_far()
+    was = Gatherer.add
+
+    def noted(self: Gatherer, rows: GatheredRows) -> bool:
+        gathered.append(rows.count)
+        return was(self, rows)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Gatherer, "add", noted)
+        answers = [
+            pair.post(path, {"id": 1}),
+            pair.post(path, [{"id": 2}, {"id": 3}]),
+            pair.post(path, {"id": 4, "more": "x"}),
+            pair.post(path, b'{"id": 5}\n{"id": 6}\n', JSON_LINES),
+            pair.post(f"{path}?acks=0", {"id": 7}),
+        ]
+        refused(pair.post(path, b'{"id": 8', JSON), 400, "bad-request", "JSON")
+        refused(pair.post(path, b'{"id": 8}', JSON, Content_Encoding="gzip"), 400, "bad-request", "gzip")
+    assert gathered == [1, 2, 2, 1]
+    firsts = [1, 2, 3, 5, 6, 8]
+    origin = first.json["ranges"][0]["origin"]
+    for answer, at, after in zip([first, *answers], firsts, [*firsts[1:], 9], strict=True):
+        (rows,) = answer.json["ranges"]
+        assert answer.json["rows"] == after - at
+        assert rows == {"topic": topic, "origin": origin, "first": at, "next": after}
+        assert answer.body == json.dumps(answer.json).encode() + b"\n"
+    assert [row["id"] for row in rows_of(pair, quote(topic))] == list(range(8))
+    grown = {key: count - before.get(key, 0) for key, count in calls.so_far().items() if count > before.get(key, 0)}
+    assert grown == {("post", "ok"): 5, ("post", "bad-request"): 2, ("rows", "ok"): 1}
+    assert not pair.doors[0]._bodies._taken
 
 
 def test_the_answer_says_nothing_about_the_software(pair: WebServed) -> None:

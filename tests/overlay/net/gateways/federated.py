@@ -48,7 +48,7 @@ class Member:
         return self.running.driver.node.me.node_id
 
     def rows(self, topic: str) -> list[tuple[NodeId, int, int]]:
-        """What was delivered here of a topic, in order: origin, first and last sequence."""
+        """The deliveries of a topic at this node, in order: origin, first and last sequence."""
         return [
             (each.stream.origin, each.first_sequence, each.last_sequence)
             for each in self.running.deliveries

@@ -45,8 +45,8 @@ from m4cast.overlay.federation.messages import (
 )
 from m4cast.overlay.federation.units import Unit, UnitId, UnitRecord
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.net.gateways import frames
-from m4cast.overlay.net.gateways.messages import (
+from m4cast.overlay.net.gateways.wire import frames
+from m4cast.overlay.net.gateways.wire.messages import (
     AcrossFrame,
     ClientFindCall,
     ClientFindResp,

@@ -2,14 +2,20 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from m4cast.overlay.federation.messages import EventCopy
-from m4cast.overlay.ids import StreamId
+from m4cast.overlay.federation.contract import AddressHeard, FederationInput
+from m4cast.overlay.federation.messages import AdditionRefused, EventCopy, UnitHello
+from m4cast.overlay.federation.units import Unit, UnitId, UnitRecord
+from m4cast.overlay.ids import NodeId, StreamId, heir_of
 from m4cast.overlay.net.certificates import make_ca, make_node_certificate
-from m4cast.overlay.net.gateways import frames
 from m4cast.overlay.net.gateways.finding import FoundRows
-from m4cast.overlay.net.gateways.frames import event_of, hop_part
+from m4cast.overlay.net.gateways.imports import Imports
+from m4cast.overlay.net.gateways.wire import frames
+from m4cast.overlay.net.gateways.wire.frames import event_of, hop_part
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.frame import seal
 from tests.overlay.net.gateways.federated import Channels, Member, gates, gateway, until
@@ -91,37 +97,45 @@ def test_gatekeepers_that_fall_and_return_lose_nothing_and_double_nothing(tmp_pa
     run(tmp_path, scenario)
 
 
+def a_batch(stream: StreamId) -> Batch:
+    """One that its origin never published."""
+    return seal(
+        Batch(
+            stream=stream,
+            incarnation=1,
+            first_sequence=100,
+            row_count=1,
+            origin_batch=900,
+            schema_id=1,
+            published_at_ms=1,
+            publisher="",
+            position="",
+            part=0,
+            parts=1,
+            previous_checksum=7,
+            payload=b"not of this channel",
+        )
+    )
+
+
 def test_foreign_rows_of_an_own_origin_are_dropped_and_nobody_rolls_back(tmp_path: Path) -> None:
+    """H44: of another node of the channel, and of an id that the gatekeeper itself once had."""
+
     async def scenario(channels: Channels) -> None:
         (a1, a2), (b1,) = await channels.add("a", 2), await channels.add("b", 1)
+        before = (a1.node_id, a2.node_id)
         await a1.open_gate(gates(gateway("b", imports=("orders",))))
         await b1.open_gate(gates(gateway("a", address=a1.gate, exports=("orders",))))
         await until(lambda: bool(a1.keeper.links.links) and bool(b1.keeper.links.links))
-        own = StreamId(a2.node_id, "orders")
-        forged = seal(
-            Batch(
-                stream=own,
-                incarnation=1,
-                first_sequence=100,
-                row_count=1,
-                origin_batch=900,
-                schema_id=1,
-                published_at_ms=1,
-                publisher="",
-                position="",
-                part=0,
-                parts=1,
-                previous_checksum=7,
-                payload=b"not of a2",
-            )
-        )
-        copy = EventCopy(1, event_of(forged), (), 0, ())
+        own, former = a2.node_id, heir_of(a1.node_id, 1_000, b"once")
         (link,) = b1.keeper.links.links.values()
-        link.send(hop_part(copy, 1, None), forged)
-        await until(lambda: a1.keeper.counts["own-origin"] == 1)
+        for number, origin in enumerate((own, former), start=1):
+            forged = a_batch(StreamId(origin, "orders"))
+            link.send(hop_part(EventCopy(number, event_of(forged), (), 0, ()), 1, None), forged)
+        await until(lambda: a1.keeper.counts["own-origin"] == 2)
         await b1.running.publish("orders", b"of b1")
         await until(lambda: a2.rows("orders") == [(b1.node_id, 1, 1)])
-        assert a2.running.driver.node.me.node_id == own.origin
+        assert (a1.node_id, a2.node_id) == before
 
     run(tmp_path, scenario)
 
@@ -232,6 +246,73 @@ def test_a_gateway_has_trust_anchors_of_its_own(tmp_path: Path) -> None:
             await others.stop()
 
     run(tmp_path, scenario)
+
+
+def test_a_node_of_another_channel_is_no_member_by_whatever_it_says_of_itself(tmp_path: Path) -> None:
+    """A link without a request, whose hello names this channel's own unit: members are told what is inside."""
+
+    async def scenario(channels: Channels) -> None:
+        (a1,), (b1,) = await channels.add("a", 1), await channels.add("b", 1)
+        await a1.open_gate(gates(gateway("b", exports=("orders",))))
+        await b1.open_gate(gates(gateway("a", address=a1.gate)))
+        await until(lambda: bool(a1.keeper.links.links))
+        _, *above = a1.keeper.machine.vertex.own_records()
+        for node in (UnitId(b1.node_id), UnitId(bytes(16))):
+            poser = await b1.keeper.links._connect(a1.gate, is_call=False)
+            assert poser is not None
+            poser.send(UnitHello((UnitRecord(Unit(0, node), above[0].unit.id, 9, 1, "b:1"), *above), bytes(8)))
+            with suppress(EOFError):
+                async with asyncio.timeout(TIMEOUT_S):
+                    while True:
+                        await poser.receive()
+            poser.abort()
+        assert a1.running.driver.refused["gateway"] == 2
+        assert not a1.keeper._fellows() and len(a1.keeper.links.links) == 1
+
+    run(tmp_path, scenario)
+
+
+def test_a_call_that_makes_no_sense_is_refused_and_a_gatekeeper_that_cannot_go_on_stops(tmp_path: Path) -> None:
+    """Instead of going on without a part of itself."""
+
+    async def scenario(channels: Channels) -> None:
+        (a1,), (b1,) = await channels.add("a", 1), await channels.add("b", 1)
+        await a1.open_gate(gates(gateway("b", exports=("orders",))))
+        await b1.open_gate(gates(gateway("a", address=a1.gate)))
+        await until(lambda: bool(a1.keeper.links.links))
+        feed = a1.keeper.feed
+
+        def broken(event: FederationInput) -> None:
+            if isinstance(event, AddressHeard):
+                raise KeyError("made up")
+            feed(event)
+
+        a1.keeper.feed = broken  # type: ignore[method-assign]
+        b1.keeper.links.call(a1.gate, AdditionRefused(1, "why"))
+        await until(lambda: a1.running.driver.refused["gateway"] == 1)
+        assert len(a1.keeper.links.links) == 1 and a1.keeper.links._strangers == 0
+
+        def lost(stream: StreamId) -> None:
+            raise ValueError("cannot happen")
+
+        a1.keeper.exports._export = lost  # type: ignore[assignment]
+        await a1.running.publish("orders", b"1")
+        async with asyncio.timeout(TIMEOUT_S):
+            await a1.running.driver.stopped.wait()
+
+    run(tmp_path, scenario)
+
+
+def test_rows_that_wait_are_dropped_at_the_start_if_their_topic_is_imported_no_longer() -> None:
+    dropped: list[tuple[StreamId, int]] = []
+    here, gone = StreamId(NodeId(bytes(16)), "orders"), StreamId(NodeId(bytes(16)), "former")
+    kept: Any = SimpleNamespace(
+        imported=lambda: [a_batch(here), a_batch(gone)], drop_import=lambda *row: dropped.append(row)
+    )
+    side: Any = SimpleNamespace(held=lambda stream: None)
+    imports = Imports(side, kept, SimpleNamespace(), {"orders": 0}, lambda: False, lambda: None)  # type: ignore[arg-type]
+    imports.start(NodeId(bytes(16)))
+    assert dropped == [(gone, 100)] and list(imports._streams) == [here]
 
 
 def test_a_stranger_may_send_no_more_than_a_hello(tmp_path: Path) -> None:

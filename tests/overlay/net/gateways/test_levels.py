@@ -30,7 +30,7 @@ def test_rows_cross_gateways_of_two_levels_whatever_comes_up_first(tmp_path: Pat
         await subscribe(m2, "country = 'PL'", earliest=True)
 
         def levels() -> list[list[int]]:
-            """Of the links of each gatekeeper that are ready."""
+            """The ready links of each gatekeeper."""
             views = [member.keeper.view()["links"] for member in (q1, k1, l1, l2, m1)]
             return [sorted(each["level"] for each in links if each["level"] is not None) for links in views]
 

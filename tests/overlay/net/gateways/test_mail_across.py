@@ -40,7 +40,7 @@ def test_mail_finds_its_client_in_another_channel_and_wherever_it_goes(tmp_path:
         await blocking(lambda: bob.send("ann", "and back"))
         assert await blocking(lambda: texts(ann, 1)) == [("bob", "and back")]
 
-        with pytest.raises(RefusedError, match="nobody knows client 'carl'"):
+        with pytest.raises(RefusedError, match="no client is known under the key 'carl'"):
             await blocking(lambda: ann.send(["bob", "carl"], "neither gets it"))
 
         await blocking(lambda: ann.send("bob", "before it moved"))

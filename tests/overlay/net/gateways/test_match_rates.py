@@ -30,7 +30,7 @@ def topic_of(rate: int) -> str:
 
 
 async def accepted(member: Member, request: type[CreateTopic] | type[Publish], *settings: object) -> None:
-    """Until the node is ready for it."""
+    """Wait until the node is ready for it."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             answer = await member.running.driver.request(lambda number: request(number, *settings))  # type: ignore[arg-type]

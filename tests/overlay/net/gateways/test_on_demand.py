@@ -1,21 +1,26 @@
 """Selective topics across gateways: rows come where somebody wants them, and coverage proves that none is missing."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from m4cast.overlay.client import Channel
+from m4cast.overlay.federation.units import UnitId
 from m4cast.overlay.ids import StreamId
-from m4cast.overlay.net.gateways.messages import AcrossFrame
+from m4cast.overlay.net.gateways.finding import FoundRows
+from m4cast.overlay.net.gateways.wire.messages import AcrossFrame
 from m4cast.overlay.profiles import summary_bytes
 from m4cast.overlay.profiles.profile import parse
 from m4cast.overlay.profiles.summary import summarise
 from m4cast.overlay.protocol.effects import CreateTopic, Publish, Published, Refused, Staged, Subscribe, Wish
 from m4cast.overlay.protocol.selective.contract import keep_id
 from m4cast.overlay.protocol.selective.demand import KEEPS_HASH
-from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, Extension
+from m4cast.overlay.protocol.wire.batch import SUMMARY_EXTENSION, Batch, Extension
 from m4cast.overlay.protocol.wire.interest import InterestItem
+from m4cast.overlay.protocol.wire.routed import decode_routed, encode_routed
+from m4cast.overlay.protocol.wire.selective import BeginCall, Destination, RoutedFrame, SelectPullCall, SelectPullResp
 from tests.overlay.net.gateways.federated import Channels, Member, gates, gateway, until
 from tests.overlay.net.gateways.test_gateways import run
 from tests.overlay.net.running import TIMEOUT_S
@@ -32,7 +37,7 @@ def tick(country: str) -> Staged:
 
 
 async def make_topic(member: Member) -> None:
-    """Once all nodes of the channel have stated their version."""
+    """Make the topic, once all nodes of the channel have stated their version."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             answer = await member.running.driver.request(lambda request: CreateTopic(request, TOPIC, 0))
@@ -157,8 +162,55 @@ def test_rows_that_nobody_outside_wants_stay_at_their_origin_until_somebody_does
     run(tmp_path, scenario)
 
 
+def test_the_way_to_one_stream_is_the_way_to_no_other(tmp_path: Path) -> None:
+    """Rules are held against the stream that was found. Neither a question nor an answer on that way may be of another
+    one: rows that are not exported stay here, and nothing is believed of the own streams."""
+
+    async def scenario(channels: Channels) -> None:
+        (a1,), (b1,) = await channels.add("a", 1), await channels.add("b", 1)
+        await make_topic(a1)
+        await publish(a1, "PL")
+        await a1.running.publish("secret", b"not for b")
+        await a1.open_gate(gates(gateway("b", exports=(TOPIC,))))
+        await b1.open_gate(gates(gateway("a", address=a1.gate, on_demand=(TOPIC,))))
+        found: list[FoundRows | None] = []
+        ways: list[AcrossFrame] = []
+        answer = a1.keeper.finding.frame_here
+
+        def noted(message: AcrossFrame, frame: bytes) -> None:
+            ways.append(message)
+            answer(message, frame)
+
+        a1.keeper.finding.frame_here = noted
+        await until(lambda: bool(b1.keeper.links.links))
+        b1.keeper.finding.find(StreamId(a1.node_id, TOPIC), 1, 0, found.append)
+        await until(lambda: bool(found))
+        assert found[0] is not None
+        to_a = (Destination(a1.node_id, 0, 0),)
+        call = SelectPullCall(1, a1.node_id, "secret", 1, 2, 1, 0, (), 1 << 20)
+        answers: list[bytes] = []
+        b1.keeper.finding.frame_here = lambda message, frame: answers.append(frame)
+        for content in (call, BeginCall(2, a1.node_id, "secret", (0,), are_named=False)):
+            b1.keeper.finding.send_frame(found[0].ask, encode_routed(RoutedFrame(b1.node_id, to_a, content)))
+        await until(lambda: a1.running.driver.refusals.counts["gateway"] == 2)
+        allowed = replace(call, call=3, topic=TOPIC)
+        b1.keeper.finding.send_frame(found[0].ask, encode_routed(RoutedFrame(b1.node_id, to_a, allowed)))
+        await until(lambda: len(answers) == 2)
+        row, rest = (decode_routed(each).content for each in answers)
+        assert isinstance(row, Batch) and isinstance(rest, SelectPullResp)
+        assert row.stream.topic == rest.topic == TOPIC
+
+        b1.keeper.finding.frame_here = b1.keeper.demanded.frame_here
+        said = SelectPullResp(1, b1.node_id, "local", 1, 100, 1, 100, is_whole=True, is_fork=False, batches=())
+        forged = encode_routed(RoutedFrame(a1.node_id, (Destination(b1.node_id, 0, 0),), said))
+        a1.keeper.finding.send_back(UnitId(ways[0].asker), ways[0].ask, forged)
+        await until(lambda: b1.running.driver.refusals.counts["gateway"] == 1)
+
+    run(tmp_path, scenario)
+
+
 async def until_told(channel: Channel, *, is_quiet: bool) -> None:
-    """Until the origin says of the topic whether anybody in other channels wants it."""
+    """Wait until the origin reports whether other channels want anything of the topic."""
     async with asyncio.timeout(TIMEOUT_S):
         while (await asyncio.to_thread(channel.describe, TOPIC))["is_quiet"] != is_quiet:
             await asyncio.sleep(0.05)

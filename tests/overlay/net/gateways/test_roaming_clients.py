@@ -5,11 +5,18 @@ import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
+
+import pytest
 
 from m4cast.overlay.client import Channel, Client
 from m4cast.overlay.errors import RefusedError
+from m4cast.overlay.ids import NodeId
 from m4cast.overlay.net.gateways.reports.client_finding import FoundClient
+from m4cast.overlay.net.gateways.reports.roamers import AGAIN_S, FINDS_MAX, ChannelRoamers
+from m4cast.overlay.protocol.clients.access_point import SeenRow
+from m4cast.overlay.protocol.effects import ClientRow
 from tests.overlay.net.gateways.federated import Channels, Member, gates, gateway, until
 from tests.overlay.net.gateways.test_gateways import run
 from tests.overlay.net.running import TIMEOUT_S
@@ -53,7 +60,7 @@ def got(client: Client, count: int) -> list[int]:
 
 
 def has_let_go(members: list[Member], key: str) -> bool:
-    """Nobody in the channel has a row, a state or a registration of the client, nor has to be told of it."""
+    """No node of the channel has a row, a state or a registration of the client, nor has to be told of it."""
     return all(
         key not in member.running.driver.node.interest.clients.rows
         and member.running.store.clients.get(key) is None
@@ -137,7 +144,33 @@ def test_clients_that_move_on_at_once_are_let_go_wherever_they_were(tmp_path: Pa
     run(tmp_path, scenario)
 
 
-def test_nobody_takes_a_client_away_with_another_credential(tmp_path: Path) -> None:
+def test_clients_that_cannot_be_looked_for_now_keep_no_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody is cut off, so that no answer counts: all are asked for in turn, and again."""
+    clock = SimpleNamespace(now_s=100.0)
+    monkeypatch.setattr(
+        "m4cast.overlay.net.gateways.reports.roamers.time", SimpleNamespace(monotonic=lambda: clock.now_s)
+    )
+    driver: Any = SimpleNamespace(node=SimpleNamespace(interest=SimpleNamespace(view=SimpleNamespace(used=tuple))))
+    machine: Any = SimpleNamespace(vertex=SimpleNamespace(me=SimpleNamespace(id=b"me")))
+    asked: list[str] = []
+
+    def find(key: str, digest: bytes, session: int, answer: Callable[[FoundClient | None], None]) -> None:
+        asked.append(key)
+        answer(None)
+
+    here = ChannelRoamers(driver, machine, lambda event: None, list)
+    here.finding = SimpleNamespace(find=find, echo=SimpleNamespace(look=lambda: None))  # type: ignore[assignment]
+    monkeypatch.setattr(here, "_tell", lambda: None)
+    monkeypatch.setattr(here, "_rows", lambda key: [SeenRow(NodeId(b"n"), ClientRow(2, True, 0, b"digest"))])
+    clients = [f"c{number}" for number in range(FINDS_MAX + 10)]
+    here._new.update(dict.fromkeys(clients))
+    for _ in range(3):
+        here.look()
+        clock.now_s += AGAIN_S
+    assert asked == [*clients, *clients, *clients][: 3 * FINDS_MAX]
+
+
+def test_a_client_cannot_be_taken_with_another_credential(tmp_path: Path) -> None:
     async def scenario(channels: Channels) -> None:
         a, b, at_a, at_b = await two_channels(channels)
         owner = Client(at_a, key="anna", credential=SECRET)

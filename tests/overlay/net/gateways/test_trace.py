@@ -1,6 +1,7 @@
 """The way of a row between channels, gatekeeper by gatekeeper, with its matchings."""
 
 from pathlib import Path
+from xml.etree import ElementTree as Xml
 
 from click.testing import CliRunner, Result
 
@@ -55,6 +56,17 @@ def test_a_row_is_traced_from_its_channel_through_another_to_where_it_is_wanted(
         assert "delivered" in said.output and "for import:orders" in said.output
         unknown = await blocking(lambda: traced(door, f"{a1.node_id.hex()}:99"))
         assert unknown.exit_code == 2 and "no gatekeeper remembers row" in unknown.output
+        svg = tmp_path / "graph.svg"
+        command = ["topology", "--svg", str(svg), "--node", door]
+        drawn = await blocking(lambda: CliRunner().invoke(main, command))
+        assert drawn.exit_code == 0, drawn.output
+        picture = Xml.fromstring(svg.read_text())
+        space = "{http://www.w3.org/2000/svg}"
+        named = [box.findtext(f"{space}title") for box in picture.findall(f"{space}rect")]
+        assert len(named) == 2 and "b" in named, "the channel that it is linked with has a name, the other a number"
+        titles = [line.findtext(f"{space}title") or "" for line in picture.findall(f"{space}line")]
+        assert sum(title.startswith("gateway of level 1: up") for title in titles) == 2
+
         wrong = await blocking(lambda: traced(door, "orders"))
         assert wrong.exit_code == 2 and "give ORIGIN:SEQUENCE" in wrong.output
 

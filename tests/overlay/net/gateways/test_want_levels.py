@@ -22,7 +22,7 @@ def subscribe(door: str, topic: str, wait_s: float) -> Result:
     return CliRunner().invoke(main, words)
 
 
-def test_a_registration_rises_to_system_active_and_says_how_far_it_is(tmp_path: Path) -> None:
+def test_a_registration_rises_to_system_active_and_reports_its_level(tmp_path: Path) -> None:
     async def scenario(channels: Channels) -> None:
         a1, _ = await channels.add("a", 2)
         b1, b2 = await channels.add("b", 2)

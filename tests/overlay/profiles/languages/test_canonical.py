@@ -14,6 +14,7 @@ from m4cast.overlay.profiles.condition import (
     Compare,
     Condition,
     IsNull,
+    Like,
     all_of,
     any_of,
     text_of,
@@ -21,6 +22,8 @@ from m4cast.overlay.profiles.condition import (
 from m4cast.overlay.profiles.languages import canonical, sql
 from m4cast.overlay.profiles.languages.canonical import facts_of, facts_text
 from m4cast.overlay.profiles.literals import number, text
+from m4cast.overlay.profiles.patterns import FLOATING_MAX, GENERAL_MAX
+from m4cast.overlay.profiles.profile import canonical_condition
 from tests.overlay.profiles.profile_parts import random_condition
 
 NOT_CANONICAL = [
@@ -97,6 +100,12 @@ def test_limits() -> None:
     assert canonical.parse(text_of(IsNull(ColumnRef(names[:32])))) == IsNull(ColumnRef(names[:32]))
     with pytest.raises(FilterError, match="1 to 32 names"):
         canonical.parse(text_of(IsNull(ColumnRef(names))))
+    pattern = "%a" * (GENERAL_MAX // 2)
+    assert canonical.parse(f"`s` LIKE '{pattern}'") == Like(ColumnRef(("s",)), pattern)
+    for longer in (pattern + "%", "%" + "_" * (FLOATING_MAX + 1) + "a"):
+        with pytest.raises(FilterError, match="LIKE pattern has"):
+            canonical.parse(f"`s` LIKE '{longer}'")
+        assert canonical_condition(f"`s` LIKE '{longer}'", "sql", 1) == ALWAYS  # as another node may still send it
 
 
 def test_a_filter_that_nodes_cannot_tell_each_other_is_refused() -> None:

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from m4cast.overlay.profiles.condition import DEPTH_MAX, FilterError, text_of
+from m4cast.overlay.profiles.condition import (
+    DEPTH_MAX,
+    PATH_MAX,
+    TERMS_MAX,
+    TEXT_BYTES_MAX,
+    FilterError,
+    terms_of,
+    text_of,
+)
 from m4cast.overlay.profiles.languages.json_form import condition_of, parse
 
 
@@ -67,6 +75,11 @@ def test_a_refusal_names_the_place(text: str, place: int | None, problem: str) -
     assert problem in caught.value.problem and caught.value.position == place, str(caught.value)
 
 
+def test_numbers_are_as_exact_as_they_are_written() -> None:
+    written = '{"exact": {"a": [12345678901234567.89, 1.50, -0.0, 2e3]}}'
+    assert text_of(parse(written)) == "`a` IN (0, 1.5, 12345678901234567.89, 2000)"
+
+
 def test_the_limit_of_depth() -> None:
     def nested(depth: int) -> Any:
         return {"exact": {"a": 1}} if depth == 1 else {"not": nested(depth - 1)}
@@ -74,3 +87,24 @@ def test_the_limit_of_depth() -> None:
     assert condition_of(nested(DEPTH_MAX)) == parse(json.dumps(nested(DEPTH_MAX)))
     with pytest.raises(FilterError, match="nested deeper than 32"):
         condition_of(nested(DEPTH_MAX + 1))
+
+
+def test_the_limit_of_bytes() -> None:
+    assert text_of(parse('{"exact": {"a": 1}}'.ljust(TEXT_BYTES_MAX))) == "`a` = 1"
+    with pytest.raises(FilterError, match="the filter has 4097 bytes, at most 4096"):
+        parse('{"exact": {"a": 1}}'.ljust(TEXT_BYTES_MAX + 1))
+
+
+def test_the_limit_of_terms() -> None:
+    def prefixes(count: int) -> str:
+        return json.dumps({"prefix": {f"c{at}": "x" for at in range(count)}})
+
+    assert len(list(terms_of(parse(prefixes(TERMS_MAX))))) == TERMS_MAX
+    with pytest.raises(FilterError, match="more than 256 terms"):
+        parse(prefixes(TERMS_MAX + 1))
+
+
+def test_the_limit_of_names_in_a_path() -> None:
+    assert text_of(condition_of({"exact": [["a"] * PATH_MAX, 1]})).count("a") == PATH_MAX
+    with pytest.raises(FilterError, match="1 to 32 names"):
+        condition_of({"exact": [["a"] * (PATH_MAX + 1), 1]})

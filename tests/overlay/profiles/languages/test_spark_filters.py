@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import datasource as spark
 
-from m4cast.overlay.profiles.condition import DEPTH_MAX, FilterError, text_of
+from m4cast.overlay.profiles.condition import DEPTH_MAX, TERMS_MAX, FilterError, terms_of, text_of
 from m4cast.overlay.profiles.languages.spark_filters import condition_of
 
 A = ("a",)
@@ -63,6 +63,13 @@ def test_the_limit_of_depth() -> None:
     assert text_of(condition_of([nested])) == "`a` IS NOT NULL"
     with pytest.raises(FilterError, match="nested deeper"):
         condition_of([spark.Not(nested)])
+
+
+def test_the_limit_of_terms() -> None:
+    filters = [spark.IsNull((f"c{at}",)) for at in range(TERMS_MAX + 1)]
+    assert len(list(terms_of(condition_of(filters[:TERMS_MAX])))) == TERMS_MAX
+    with pytest.raises(FilterError, match="more than 256 terms"):
+        condition_of(filters)
 
 
 def test_profiles_do_not_import_spark() -> None:

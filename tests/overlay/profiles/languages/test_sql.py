@@ -1,10 +1,15 @@
 """The language `sql`: what it means, what it refuses and where, and its limits."""
 
+from types import SimpleNamespace
+
 import pytest
 from sqlglot import exp
+from sqlglot.dialects.spark import Spark
 
 from m4cast.overlay.profiles.condition import DEPTH_MAX, PATH_MAX, TERMS_MAX, TEXT_BYTES_MAX, FilterError, text_of
+from m4cast.overlay.profiles.languages import sql_tokens
 from m4cast.overlay.profiles.languages.sql import _check_nodes, parse
+from m4cast.overlay.profiles.patterns import GENERAL_MAX
 
 
 @pytest.mark.parametrize(
@@ -44,6 +49,7 @@ from m4cast.overlay.profiles.languages.sql import _check_nodes, parse
         ("s = 'a\\\\b'", "`s` = 'a\\\\b'"),
         ("a = -1.50", "`a` = -1.5"),
         ("a = 1e3 OR a = 10L OR a = 2.5BD OR a = 1.5D", "`a` IN (1.5, 10, 1000, 2.5)"),
+        ("a = 0.1F OR a = float('0.1') OR a = 16777217F", "`a` IN (0.10000000149011612, 16777216)"),
         ("a = 1E-320", "`a` = 1E-320"),
         ("a = double('NaN') OR a = double('-inf')", "`a` IN (double('-inf'), double('NaN'))"),
         ("k = X'0aF'", "`k` = X'00AF'"),
@@ -103,8 +109,10 @@ def test_what_a_filter_means(written: str, canonical: str) -> None:
         ("a = 'x' 'y'", 8, "two texts in a row"),
         ("a::int = 1", 1, "casts"),
         ("a = DATE 'today'", 9, "is not a time"),
+        ("a = DATE '2026-01-31 12:30'", 9, "has a clock: write TIMESTAMP"),
         ("a = TIMESTAMP '2026-02-30'", 14, "is not a time"),
         ("a = X'0g'", 8, "cannot be read"),
+        ("a = 1e39F", 4, "beyond the floats of 32 bits"),
         ("a = 1e500", 4, "a power of ten beyond"),
         ("a = " + "7" * 80, 4, "more than 76 digits"),
         ("a = 'x\0'", 6, "cannot be in a filter"),
@@ -127,6 +135,21 @@ def test_what_sqlglot_may_understand_some_day_is_refused() -> None:
         _check_nodes(exp.Between(this=column, low=one, high=one, symmetric=True))
     with pytest.raises(FilterError, match="SOUNDEX is not supported"):
         _check_nodes(exp.EQ(this=exp.Soundex(this=column), expression=one))
+
+
+@pytest.mark.parametrize("error", [RecursionError, ZeroDivisionError, AttributeError])
+@pytest.mark.parametrize("step", ["tokenize", "parser"])
+def test_whatever_sqlglot_raises_is_a_refusal_with_a_place(
+    monkeypatch: pytest.MonkeyPatch, step: str, error: type[Exception]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error("of sqlglot's own")
+
+    dialect = SimpleNamespace(tokenize=Spark().tokenize, parser=Spark().parser)
+    setattr(dialect, step, fail)
+    monkeypatch.setattr(sql_tokens, "Spark", lambda: dialect)
+    with pytest.raises(FilterError, match="at character 5: "):
+        parse("a = 1")
 
 
 def test_the_limit_of_bytes() -> None:
@@ -170,3 +193,10 @@ def test_the_limit_of_names_in_a_path() -> None:
     assert text_of(parse(".".join(["a"] * PATH_MAX) + " = 1")).count("a") == PATH_MAX
     with pytest.raises(FilterError, match="1 to 32 names"):
         parse(".".join(["a"] * (PATH_MAX + 1)) + " = 1")
+
+
+def test_the_limits_of_patterns() -> None:
+    assert text_of(parse(f"s LIKE '{'%a' * (GENERAL_MAX // 2)}'"))
+    with pytest.raises(FilterError, match="at character 18: the LIKE pattern has 257 characters") as refused:
+        parse(f"n = 1 AND s LIKE '{'%a' * (GENERAL_MAX // 2)}%'")
+    assert refused.value.position == 17

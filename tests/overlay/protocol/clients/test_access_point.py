@@ -1,4 +1,4 @@
-"""Who may attach, under which session, and when a former access point lets go: the table of PROTOCOL.md, 21.3."""
+"""Attaching: who may, under which session, and when a former access point lets go: the table of PROTOCOL.md, 21.3."""
 
 from m4cast.overlay.ids import NodeId
 from m4cast.overlay.protocol.clients.access_point import (
@@ -9,6 +9,7 @@ from m4cast.overlay.protocol.clients.access_point import (
     attach,
     is_superseded,
     lets_go,
+    renewed,
     seen_row,
 )
 from m4cast.overlay.protocol.clients.state import ClientState
@@ -41,6 +42,14 @@ def test_it_returns_to_its_access_point_under_the_same_session() -> None:
 
 def test_a_library_that_was_elsewhere_meanwhile_begins_a_session() -> None:
     assert attach(asked(4, BROUGHT), ME, [row(ME, 3)], HERE) == Attachment(5, BROUGHT, is_new=True)
+
+
+def test_an_older_state_begins_a_session_where_its_row_says_that_nothing_is_lacking() -> None:
+    here = Attachment(3, BROUGHT, is_new=False)
+    assert renewed(here, row(ME, 3).row) == Attachment(4, BROUGHT, is_new=True)
+    assert renewed(here, row(ME, 3, covered=False).row) == here
+    for found in (Attachment(3, BROUGHT, is_new=True), Attachment(1, ClientState(), is_new=True)):
+        assert renewed(found, row(ME, 2).row) == renewed(found, None) == found
 
 
 def test_it_comes_from_another_node_with_its_state() -> None:

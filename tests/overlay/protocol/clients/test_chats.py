@@ -64,5 +64,5 @@ def test_an_old_request_is_not_answered() -> None:
     asked = both["ann"].ask("bob", "1", 0)
     assert deliver(asked, both, ASK_MS + 1) == []
     assert both["bob"].partner is None
-    with pytest.raises(LocalProtocolError, match="cannot chat with itself"):
+    with pytest.raises(LocalProtocolError, match="is this client itself: name another one"):
         both["bob"].ask("bob", "2", 0)

@@ -2,6 +2,8 @@
 
 import base64
 import json
+import subprocess
+import sys
 from random import Random
 
 import pytest
@@ -105,3 +107,31 @@ def test_a_short_form_with_other_bytes_is_refused_or_another_state(seed: int) ->
 def test_what_is_no_short_form_is_refused(short: object) -> None:
     with pytest.raises(LocalProtocolError, match="is damaged"):
         state_from({"short": short})
+
+
+AMID_THE_FIRST = """
+import json, sys
+from m4cast.overlay.protocol.clients.packed_state import state_from
+
+short, lines = json.loads(sys.argv[1]), 0
+
+def traced(frame, event, _):
+    global lines
+    if frame.f_code.co_name != "b85decode":
+        return None if lines else traced
+    if event == "line":
+        lines += 1
+        if lines > 2:
+            state_from(short)  # is not traced itself
+    return traced
+
+sys.settrace(traced)
+state_from(short)
+"""
+"""Reads a short form while the first one of the process is being read, as another thread may at any line."""
+
+
+def test_a_short_form_is_read_while_the_first_of_the_process_is() -> None:
+    short = json.dumps({"short": base64.b85encode(SHORT).decode()})
+    done = subprocess.run([sys.executable, "-c", AMID_THE_FIRST, short], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,6 +1,7 @@
 """The state of a client: positions, fills, and what a fill leaves out; and as JSON from strangers."""
 
 import json
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 from m4cast.overlay.errors import LocalProtocolError
 from m4cast.overlay.protocol.clients.memory import ClientMemory, Dropped
 from m4cast.overlay.protocol.clients.state import (
+    CONDITIONS_MAX,
+    FILLS_MAX,
+    OTHERS_MAX,
     PROFILES_MAX,
     ClientProfile,
     ClientState,
@@ -25,7 +29,7 @@ def profile(name: str, where: str | None = None, **begin: int) -> ClientProfile:
 
 
 def at(position: int, *profiles: ClientProfile) -> ClientState:
-    """With the position of stream A, and the profiles in force from there on."""
+    """A state with the position of stream A, and the profiles in force from there on."""
     state = ClientState()
     for each in profiles:
         state = state.subscribed(each, {A: position})
@@ -52,6 +56,15 @@ def test_a_profile_from_now_on_has_no_fill() -> None:
     assert at(10, profile("p", a=10)).subscribed(profile("q", a=12), {A: 12}).fills == ()
 
 
+def test_a_profile_from_now_on_has_no_fill_where_the_access_point_is_behind_the_client() -> None:
+    memory = ClientMemory(at(10, profile("p", a=10)))
+    here = {A: 5}
+    memory.subscribe(replace(profile("q"), begin=memory.latest("t", here)), here)
+    memory.subscribe(replace(profile("r"), begin=memory.latest("t", {A: 20})), {A: 20})
+    assert (memory.ahead.fills, memory.ahead.frontier) == ((), {"t": {A: 10}})
+    assert [each.begin for each in memory.ahead.profiles] == [{A: 10}] * 3
+
+
 def test_fills_come_first_and_in_order() -> None:
     state = at(10, profile("p", a=10)).subscribed(profile("q", a=3), {A: 10}).subscribed(profile("r", a=5), {A: 10})
     memory = ClientMemory(state)
@@ -76,6 +89,25 @@ def test_the_saved_position_moves_with_the_acknowledgement() -> None:
     assert memory.state.frontier == {"t": {A: 15}}
     memory.hand(read, "t", A, 12)
     assert memory.ahead.frontier == {"t": {A: 15}}, "it never goes back"
+
+
+def test_a_new_profile_acknowledges_nothing() -> None:
+    """H36: what was handed out and not acknowledged is due again, after a loss, by the new profile, too."""
+    memory = ClientMemory(at(10, profile("p", a=10)))
+    read = memory.next_read()
+    assert read is not None
+    memory.hand(read, "t", A, 15)
+    memory.subscribe(profile("q", a=3), {A: 20})
+    assert [fill.ranges for fill in (*memory.ahead.fills, *memory.state.fills)] == [{A: (3, 15)}, {A: (3, 10)}]
+    assert (memory.state.position("t", A), memory.ahead.position("t", A)) == (10, 15)
+    memory.unsubscribe("q")
+    assert (memory.state.position("t", A), memory.ahead.position("t", A)) == (10, 15)
+    memory.subscribe(ClientProfile("_mail", "_mail", "m", None, {}), {A: 3})
+    memory.subscribe(profile("r", a=20), {A: 20})
+    memory.acknowledge(mail=True)
+    assert [each.begin for each in memory.state.profiles if each.name == "r"] == [{A: 10}]
+    memory.acknowledge()
+    assert memory.state == memory.ahead
 
 
 def test_a_replaced_profile_gives_nothing_again() -> None:
@@ -118,7 +150,7 @@ def test_a_topic_goes_with_its_last_profile() -> None:
     assert state.unsubscribed("p").unsubscribed("q") == ClientState(last_number=2)
 
 
-def test_what_no_node_retains_is_passed_over_and_told() -> None:
+def test_unretained_rows_are_passed_over_and_reported() -> None:
     memory = ClientMemory(at(10, profile("p", a=10)).subscribed(profile("q", a=3), {A: 10}))
     assert memory.drop({"t": {A: 6, B: 1}, "u": {A: 99}}) == [Dropped("t", A, 3, 6)]
     assert memory.ahead.fills[0].ranges == {A: (6, 10)}
@@ -171,6 +203,29 @@ def test_a_state_from_a_stranger_is_checked(where: tuple[Any, ...], value: objec
         place = place[step]
     place[where[-1]] = value
     with pytest.raises(LocalProtocolError, match=problem):
+        state_of(state)
+
+
+@pytest.mark.parametrize(
+    ("where", "most"),
+    [
+        (("profiles",), PROFILES_MAX),
+        (("fills",), FILLS_MAX),
+        (("fills", 0, "others"), OTHERS_MAX),
+        (("fills", 0, "others", 0, "conditions"), CONDITIONS_MAX),
+    ],
+)
+def test_a_state_has_a_greatest_number_of_each(where: tuple[Any, ...], most: int) -> None:
+    """P76."""
+    state = written()
+    place: Any = state
+    for step in where:
+        place = place[step]
+    each = place[0]
+    place[:] = [{**each, "name": f"p{at}"} if "name" in each else each for at in range(most)]
+    assert json_of(state_of(state)) == state
+    place.append({**each, "name": "one more"} if "name" in each else each)
+    with pytest.raises(LocalProtocolError, match=f"at most {most}"):
         state_of(state)
 
 
@@ -264,3 +319,31 @@ def test_mail_has_a_line_of_its_own() -> None:
     assert memory.state.frontier == {"t": {A: 12}, "_mail": {A: 1}}
     memory.acknowledge(mail=True)
     assert memory.state.frontier == {"t": {A: 12}, "_mail": {A: 5}}
+
+
+def test_mail_is_acknowledged_up_to_the_first_message_that_was_not_handed_out() -> None:
+    memory = ClientMemory(ClientState().subscribed(ClientProfile("_mail", "_mail", "m", None, {}), {A: 3, B: 1}))
+    mail = memory.next_read(mail=True)
+    assert mail is not None
+    memory.hand(mail, "_mail", A, 9)
+    memory.hand(mail, "_mail", B, 5)
+    memory.acknowledge(mail=True, unread={A: 7})
+    assert memory.state.frontier == {"_mail": {A: 7, B: 5}}
+    memory.acknowledge(mail=True, unread={A: 6})
+    assert memory.state.frontier == {"_mail": {A: 7, B: 5}}, "it never goes back"
+    memory.acknowledge(mail=True)
+    assert memory.state == memory.ahead
+
+
+def test_what_was_not_acknowledged_is_handed_out_again_after_an_error() -> None:
+    state = at(10, profile("p", a=10)).subscribed(ClientProfile("_mail", "_mail", "m", None, {}), {A: 3})
+    memory = ClientMemory(state.subscribed(profile("q", a=3), {A: 20}))
+    before = memory.ahead
+    for mail in (False, False, True):  # the fill, then the main line
+        read = memory.next_read(mail=mail)
+        assert read is not None
+        memory.hand(read, read.topics[0], A, 12)
+    assert memory.ahead.fills == ()
+    memory.rewind()
+    assert (memory.ahead.fills, memory.ahead.position("t", A)) == (before.fills, 10)
+    assert memory.ahead.position("_mail", A) == 12, "mail is not concerned"

@@ -44,7 +44,7 @@ def test_type_and_instance_both_change_it() -> None:
 
 
 def test_it_is_spread_over_all_ports() -> None:
-    """Of 1,000 ports each eighth of the space has about 125."""
+    """Each eighth of the space has about 125 of 1,000 ports."""
     eighths = [0] * 8
     for port in port_order(ORDERS, 1_000):
         eighths[(port - 2_057) * 8 // ALL] += 1

@@ -73,7 +73,7 @@ class Seeker:
         return result
 
     def fail(self, name: str) -> bool:
-        """Nobody answered there."""
+        """No node answered there."""
         call = self.open.pop(name)
         assert self.calls.lost(call.conn) is call
         founds = self.seeking.call_failed(call, self.now_ms, self.knew_others)
@@ -114,7 +114,7 @@ def test_the_only_portal_first_asks_whom_it_knew() -> None:
     assert seeker.fail_all()
 
 
-def test_a_portal_founds_when_nobody_answers() -> None:
+def test_a_portal_founds_without_an_answer() -> None:
     seeker = Seeker("mab")
     assert not seeker.begin()
     assert not seeker.fail("a")
@@ -256,7 +256,7 @@ def test_a_yes_that_comes_after_all_is_done_is_not_taken() -> None:
 
 
 def test_a_call_for_another_purpose_is_not_a_seekers() -> None:
-    """Whoever sends this answer unasked loses the call; nothing else comes of it."""
+    """A node that sends this answer unasked loses the call, and has no other effect."""
     seeker = Seeker("ma")
     seeker.begin()
     conn = seeker.calls.dial("x:7400", "another purpose", 0)
@@ -397,7 +397,7 @@ def test_what_a_fellow_seeker_has_searched_is_passed_over() -> None:
     assert seeker.seeking.depth == 5
 
 
-def test_the_depth_is_told_to_those_that_are_called() -> None:
+def test_calls_carry_the_depth() -> None:
     seeker = Seeker("", hosts="b")
     begun(seeker)
     nobody_at(seeker, f"b:{ORDER[0]}")
@@ -490,7 +490,7 @@ def test_a_portal_does_not_found_while_a_node_of_the_channel_is_at_odds_with_it(
     assert seeker.fail_all(), "that node is gone"
 
 
-def test_a_node_of_another_channel_is_nobody() -> None:
+def test_a_node_of_another_channel_is_ignored() -> None:
     seeker = Seeker("ma")
     seeker.begin()
     assert at_odds(seeker, "a", is_at_odds=False)

@@ -129,7 +129,7 @@ class Member:
         self.interest.durable(append.token, now_ms)
 
     def seen(self) -> dict[int, tuple[int, ...]]:
-        """Whose entry is used -> epochs of its items, in the order of their keys."""
+        """The epochs of the items of each entry that is used, in the order of their keys."""
         return {
             int.from_bytes(entry.node_id, "big"): tuple(item.epoch for _, item in sorted(entry.items.items()))
             for entry in self.interest.view.used()

@@ -21,7 +21,7 @@ def announce(member: Member, *rows: tuple[str, ClientRow | None], request: int =
 
 
 def client_at(member: Member) -> SeenRow | None:
-    """Where the client is, as this node sees it."""
+    """The place of the client, as this node sees it."""
     entries = member.interest.view.used()
     found = [seen_row(entry.node_id, item) for entry in entries for item in entry.items.values()]
     return winner(seen for each in found if each is not None for seen in [each[1]])

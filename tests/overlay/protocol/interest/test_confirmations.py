@@ -221,7 +221,7 @@ def takes_the_first(one: Confirmation | None, other: Confirmation) -> Confirmati
 
 
 def counts_children(self: Confirmations, stmt: ActiveStmt, now_ms: int) -> None:
-    """What is heard again is taken for another child's."""
+    """A repeated confirmation is taken for another child's."""
     present = self._present(now_ms)
     for each in stmt.confirmations if stmt.subscriber == self._me else ():
         unnamed = self._missing(WANTED, present)
@@ -251,7 +251,7 @@ def test_a_deliberate_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_sets_are_merged_on_the_way() -> None:
-    """In a quiet channel one call costs each node about one message, not one for each hop of each confirmation."""
+    """One call costs each node of a quiet channel about one message, not one for each hop of each confirmation."""
     world = ConfirmingWorld(Random(5))
     for node in world.nodes.values():
         node.apply(WANTED.ts)
@@ -322,7 +322,7 @@ def test_who_was_asked_too_early_confirms_when_it_has_applied_the_entry() -> Non
     assert not node.context.timers.is_set(ActiveMergeDue()), "nothing is owed any longer"
 
 
-def test_calls_that_nobody_waits_for_any_longer_make_room() -> None:
+def test_abandoned_calls_free_their_places() -> None:
     world = ConfirmingWorld(Random(7))
     node = world.nodes[1]
     for number in range(confirmations.CALLS_MAX):

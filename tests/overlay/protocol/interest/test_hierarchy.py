@@ -55,7 +55,7 @@ class Announcer:
         return self.sent()
 
     def sent(self) -> tuple[list[int], list[int]]:
-        """What joined, and what left."""
+        """The items that joined, and those that left."""
         self.member.changes.clear()
         self.member.out()
         joined, left = [], []
@@ -121,7 +121,7 @@ def test_f4_resources_have_these_receivers_and_cross_once() -> None:
 
 
 def test_f4_covered_arrivals_send_nothing() -> None:
-    """In the thesis each of 4 to 10 asks for what stands (D12): here its begin and its fill are the reader's."""
+    """Each of 4 to 10 asks for what stands in the thesis (D12): here its begin and its fill are the reader's."""
     node = Announcer(F4)
     sent = [node.add(number, text) for number, text in F4.items()]
     assert [number for number, each in zip(F4, sent, strict=True) if each == ([], [])] == [4, 5, 6, 7, 8, 9, 10]

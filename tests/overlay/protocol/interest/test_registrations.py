@@ -1,4 +1,4 @@
-"""Which registrations are announced: maximal ones, few enough, and safely where hashes collide."""
+"""Announced registrations: maximal ones, few enough, and safe where hashes collide."""
 
 from random import Random
 
@@ -101,7 +101,7 @@ def test_a_language_that_is_unknown_covers_only_itself() -> None:
     assert announced(rows) == ["???", "`x` > 1"]
 
 
-def test_a_filter_that_is_too_long_for_a_message_is_told_as_every_row() -> None:
+def test_an_overlong_filter_is_announced_as_every_row() -> None:
     rows = Registrations({})
     large = [f"{number}e35" for number in range(100, 210)]  # 38 digits each in canonical form
     add(rows, "fits", f"x IN ({', '.join(large[:100])})")

@@ -201,7 +201,7 @@ def test_an_edge_that_cannot_be_offered_is_given_back_and_the_walk_goes_on(case:
 
 @pytest.mark.parametrize(("steps_left", "distance"), [(20, 0), (19, 1), (18, 0), (17, 1)])
 def test_the_distance_of_a_walk_that_goes_on_toggles(steps_left: int, distance: int) -> None:
-    """So that it does not swing for ever between the two sides of a bipartite graph."""
+    """The toggling prevents it from swinging for ever between the two sides of a bipartite graph."""
     member = Member("nopq")
     member.membership.edges.on_search(member.neighbour("n"), walk(0, steps_left=steps_left), 0)
     ((_, onward),) = member.told(EdgeSearchCall)

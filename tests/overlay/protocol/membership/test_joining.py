@@ -122,7 +122,7 @@ def test_a_hole_that_is_promised_is_for_the_one_it_was_promised_to(for_whom: str
 
 
 @pytest.mark.parametrize("case", ["seeking", "partial", "leaving", "asks it itself"])
-def test_a_portal_that_is_not_on_the_channel_itself_says_so(case: str) -> None:
+def test_a_portal_off_the_channel_reports_it(case: str) -> None:
     member = complete("ab")
     match case:
         case "seeking":
@@ -226,7 +226,7 @@ def test_an_answer_that_was_not_asked_for_is_hung_up_on_and_changes_nothing() ->
 
 
 def court(member: Member, name: str = "z", incarnation: int = 1) -> Call:
-    """Somebody with a hole proposes to be a neighbour."""
+    """A node with a hole proposes to be a neighbour."""
     call = member.called(name, incarnation)
     member.membership.joining.on_port_connection(call, PortConnectionCall(), member.now_ms)
     return call
@@ -412,7 +412,7 @@ def test_a_pair_that_is_linked_already_or_about_to_be_is_left_as_it_is(case: str
 
 
 def test_every_pair_of_a_list_finds_each_other() -> None:
-    """For every list of a leave, who calls and who waits fit together."""
+    """The callers and those who wait fit together for every list of a leave."""
     for size in range(1, 6):
         for names in combinations("abcde", size):
             promised = {}

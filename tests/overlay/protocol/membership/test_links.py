@@ -197,7 +197,7 @@ def test_a_leaver_that_loses_its_last_neighbour_does_not_seek() -> None:
 # ---- telling
 
 
-def test_a_changed_list_is_told_to_all_once_however_many_changes_made_it() -> None:
+def test_changes_of_a_list_are_announced_together() -> None:
     member = Member("abc")
     assert not member.links.flush()
     member.links.drop(member.neighbour("b"), "x", 0)

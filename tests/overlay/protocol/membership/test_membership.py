@@ -44,7 +44,7 @@ def degrees(pump: Pump) -> list[int]:
 # ---- joining
 
 
-def test_the_first_node_is_full_with_nobody() -> None:
+def test_the_first_node_is_full_alone() -> None:
     pump = joined("a")
     assert pump.nodes["a"].membership.state is State.FULL
     assert pump.links() == set()
@@ -234,7 +234,7 @@ def test_everybody_knows_its_neighbours_neighbours() -> None:
             assert set(neighbour.its_neighbours) == set(theirs)
 
 
-def test_nothing_is_said_about_neighbours_while_nothing_changes() -> None:
+def test_an_unchanged_list_is_not_announced() -> None:
     pump = joined("abcdef")
     pump.run(60_000)
     pump.log.clear()

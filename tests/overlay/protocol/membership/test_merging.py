@@ -131,7 +131,7 @@ def test_a_merge_that_cannot_be_is_refused(case: str) -> None:
     assert member.names() == before
 
 
-def test_a_merge_that_is_refused_costs_nobody() -> None:
+def test_a_refused_merge_changes_nothing() -> None:
     member, call = probing()
     member.membership.merging.on_answer(call, MergeResp(False), 0)
     assert member.names() == "abcd"

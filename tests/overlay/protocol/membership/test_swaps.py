@@ -46,7 +46,7 @@ def test_a_swap_replaces_the_one_by_the_other_and_tells_the_one_whom_to_court() 
     assert member.downs() == [("b", "swapped")]
 
 
-def test_if_the_other_gave_up_nobody_my_neighbour_is_only_let_go() -> None:
+def test_a_swap_without_exchange_releases_the_neighbour() -> None:
     member, call = asking()
     conn = member.neighbour("b").conn
     answer(member, call, SwapResp(True, (), ()))
@@ -101,7 +101,7 @@ def test_a_neighbour_is_not_asked() -> None:
     assert not of(member.out, Dial)
 
 
-def test_an_answer_that_nobody_waits_for_is_hung_up_on() -> None:
+def test_an_unexpected_answer_ends_the_call() -> None:
     member = Member("abef")
     call = member.called("c")
     member.membership.on_swap_answer(call, YES, 0)

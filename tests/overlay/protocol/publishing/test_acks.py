@@ -4,7 +4,8 @@ import pytest
 
 from m4cast.overlay.ids import StreamId
 from m4cast.overlay.protocol.effects import Output, Published, Range
-from m4cast.overlay.protocol.publishing.acks import PATIENCE_MS, REMEMBERED_MAX, Acks
+from m4cast.overlay.protocol.publishing.acks import REMEMBERED_MAX, Acks
+from m4cast.overlay.protocol.publishing.window import PATIENCE_MS
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.messages import AckEntry, HeldEntry
 from tests.overlay.protocol.stream_parts import chain, node_id, of, stream_id, take
@@ -166,65 +167,65 @@ def test_nobody_has_what_nobody_acknowledged() -> None:
 def test_the_window_is_open_below_its_limit_and_closed_at_it() -> None:
     waiter = Waiter("a")
     batches = chain(3, stream=T, size=WINDOW - 1)
-    assert waiter.acks.has_room(0)
+    assert waiter.acks.window.has_room(0)
     waiter.publish(batches[0])
-    assert waiter.acks.has_room(0)
+    assert waiter.acks.window.has_room(0)
     waiter.publish(*chain(1, size=1, after=batches[0]))
-    assert not waiter.acks.has_room(0)
+    assert not waiter.acks.window.has_room(0)
     waiter.acked("a", 2)
-    assert waiter.acks.has_room(0)
+    assert waiter.acks.window.has_room(0)
 
 
 def test_the_slowest_neighbour_closes_the_window() -> None:
     waiter = Waiter("ab")
     waiter.publish(*chain(2, stream=T, size=WINDOW // 2))
     waiter.acked("a", 3)
-    assert not waiter.acks.has_room(0)
+    assert not waiter.acks.window.has_room(0)
     waiter.acked("b", 2)
-    assert waiter.acks.has_room(0)
+    assert waiter.acks.window.has_room(0)
 
 
 def test_without_neighbours_there_is_always_room() -> None:
     waiter = Waiter("")
     waiter.publish(*chain(5, stream=T, size=WINDOW))
-    assert waiter.acks.has_room(0)
+    assert waiter.acks.window.has_room(0)
 
 
 def test_a_new_neighbour_owes_only_what_is_published_from_then_on() -> None:
     waiter = Waiter("")
     waiter.publish(*chain(2, stream=T, size=WINDOW))
     waiter.acks.neighbour_up(node_id("a"), 0)
-    assert waiter.acks.has_room(0)
+    assert waiter.acks.window.has_room(0)
     waiter.publish(*chain(1, stream=U, size=WINDOW))
-    assert not waiter.acks.has_room(0)
+    assert not waiter.acks.window.has_room(0)
 
 
 def test_a_neighbour_that_goes_away_takes_its_debt_with_it() -> None:
     waiter = Waiter("a")
     waiter.publish(*chain(1, stream=T, size=WINDOW))
-    assert not waiter.acks.has_room(0)
+    assert not waiter.acks.window.has_room(0)
     waiter.acks.neighbour_down(node_id("a"), is_gone=False)
-    assert waiter.acks.has_room(0)
+    assert waiter.acks.window.has_room(0)
     waiter.acks.neighbour_up(node_id("a"), 0)
-    assert waiter.acks.has_room(0)
+    assert waiter.acks.window.has_room(0)
 
 
 def test_topics_are_acknowledged_apart_and_counted_in_the_order_of_publishing() -> None:
     waiter = Waiter("a")
     waiter.publish(*chain(1, stream=T, size=WINDOW), *chain(1, stream=U, size=WINDOW))
     waiter.acked("a", 2, topic="u")
-    assert not waiter.acks.has_room(0)
+    assert not waiter.acks.window.has_room(0)
     waiter.acked("a", 2, topic="t")
-    assert waiter.acks.has_room(0)
+    assert waiter.acks.window.has_room(0)
 
 
 def test_a_neighbour_that_does_not_move_leaves_the_window_when_patience_ends() -> None:
     waiter = Waiter("a")
     waiter.publish(*chain(1, stream=T, size=WINDOW), now_ms=5_000)
-    assert not waiter.acks.has_room(5_000 + PATIENCE_MS)
-    assert waiter.acks.has_room(5_001 + PATIENCE_MS)
+    assert not waiter.acks.window.has_room(5_000 + PATIENCE_MS)
+    assert waiter.acks.window.has_room(5_001 + PATIENCE_MS)
     waiter.publish(*chain(3, stream=T, size=WINDOW)[1:], now_ms=9_000)
-    assert waiter.acks.has_room(9_000), "while it is out, it does not count"
+    assert waiter.acks.window.has_room(9_000), "while it is out, it does not count"
 
 
 def test_patience_is_counted_from_the_last_move() -> None:
@@ -232,16 +233,16 @@ def test_patience_is_counted_from_the_last_move() -> None:
     waiter.publish(*chain(5, stream=T, size=WINDOW), now_ms=0)
     for step in range(1, 5):
         now_ms = step * PATIENCE_MS
-        assert not waiter.acks.has_room(now_ms)
+        assert not waiter.acks.window.has_room(now_ms)
         waiter.acked("a", step + 1, now_ms=now_ms)
     waiter.acked("a", 5, now_ms=5 * PATIENCE_MS)  # again the same: no move
-    assert waiter.acks.has_room(5 * PATIENCE_MS + 1)
+    assert waiter.acks.window.has_room(5 * PATIENCE_MS + 1)
 
 
 def test_time_without_debt_is_not_held_against_a_neighbour() -> None:
     waiter = Waiter("a")
     waiter.publish(*chain(1, stream=T, size=WINDOW), now_ms=100_000)
-    assert not waiter.acks.has_room(100_000 + PATIENCE_MS)
+    assert not waiter.acks.window.has_room(100_000 + PATIENCE_MS)
 
 
 def test_a_neighbour_is_back_in_the_window_when_it_has_caught_up_with_all() -> None:
@@ -250,24 +251,24 @@ def test_a_neighbour_is_back_in_the_window_when_it_has_caught_up_with_all() -> N
     others = chain(2, stream=U, size=WINDOW)
     waiter.publish(batches[0], others[0])
     now_ms = PATIENCE_MS + 1
-    assert waiter.acks.has_room(now_ms)
-    assert waiter.acks.has_room(now_ms)
+    assert waiter.acks.window.has_room(now_ms)
+    assert waiter.acks.window.has_room(now_ms)
     waiter.publish(batches[1], now_ms=now_ms)
     waiter.acked("a", 2)  # what it owed when it left, but not all of what came since
     waiter.acked("a", 2, topic="u")
     waiter.publish(batches[2], now_ms=now_ms)
-    assert waiter.acks.has_room(now_ms), "still out"
+    assert waiter.acks.window.has_room(now_ms), "still out"
     waiter.acked("a", 4)
     waiter.publish(batches[3], now_ms=now_ms)
-    assert not waiter.acks.has_room(now_ms)
+    assert not waiter.acks.window.has_room(now_ms)
     waiter.acked("a", 5)
-    assert waiter.acks.has_room(now_ms)
+    assert waiter.acks.window.has_room(now_ms)
 
 
 def test_acks_of_one_who_left_the_window_still_answer_requests() -> None:
     waiter = Waiter("a")
     waiter.publish(*chain(1, stream=T, size=WINDOW))
-    assert waiter.acks.has_room(PATIENCE_MS + 1)
+    assert waiter.acks.window.has_room(PATIENCE_MS + 1)
     waiter.acks.answer_when_acked(7, 1, (rows(1, 2),))
     waiter.acked("a", 2)
     assert waiter.answered() == [7]

@@ -525,7 +525,7 @@ def test_a_commit_numbers_what_was_staged_without_its_bytes() -> None:
     assert world.disk.payloads() == ["x" * 6]
 
 
-def test_a_publish_that_can_never_fit_is_told_so() -> None:
+def test_an_oversized_publish_is_refused() -> None:
     world = World(CommitLimits(payload_bytes_max=10))
     assert refusal(world, Publish(1, (payload("x" * 6), payload("x" * 5)))).code == "too-large"
 

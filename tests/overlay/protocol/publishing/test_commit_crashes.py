@@ -20,7 +20,8 @@ from tests.overlay.protocol.commit_world import Disk, Killed, Request, World, mo
 
 @dataclass(frozen=True)
 class Job:
-    """What a publisher wants in the log: retried with the same moves and the same payloads until it is."""
+    """A commit that a publisher wants in the log: retried with the same moves and the same payloads until it is
+    there."""
 
     moves: tuple[KeyMove, ...]
     payloads: tuple[Staged, ...]

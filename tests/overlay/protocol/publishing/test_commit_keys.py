@@ -1,4 +1,4 @@
-"""What publisher keys and topics may take, whose they are, and how keys go: by expiry, or because somebody asks."""
+"""Limits and owners of publisher keys and topics, and removal of keys: by expiry, or on request."""
 
 from random import Random
 
@@ -86,7 +86,7 @@ def test_keys_that_exist_move_on_when_others_have_taken_all_there_is() -> None:
 
 
 def test_an_ordinary_key_moves_on_however_much_is_used_up() -> None:
-    """Also where a store of before has far more keys than new ones are allowed."""
+    """The same holds for an older store that has far more keys than new ones are allowed."""
     world = World()
     world.ask(Publish(1, (payload("x"),), (move("mine", None, 9),)))
     for number in range(100):
@@ -110,7 +110,7 @@ def test_keys_that_exist_cannot_grow_without_end() -> None:
     assert 901 in world.answers
 
 
-def test_a_key_counts_towards_its_creator_whoever_moves_it() -> None:
+def test_a_key_counts_towards_its_creator() -> None:
     world = World(CommitLimits(client_publisher_bytes_max=ONE_KEY))
     create(world, "k0", "a")
     world.ask(Commit(900, (), (move("k0", 1, 2),), owner="b"))
@@ -165,7 +165,7 @@ def test_a_disowned_topic_counts_for_the_node_alone_and_its_numbering_goes_on(re
 # ---- removal
 
 
-def test_a_removed_key_is_gone_and_the_answer_says_where_it_stood() -> None:
+def test_removing_a_key_returns_its_position() -> None:
     world = World(CommitLimits(client_publisher_bytes_max=ONE_KEY))
     create(world, "k0", "a")
     world.ask(RemoveKey(900, "k0", "a"))

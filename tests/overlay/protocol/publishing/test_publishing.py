@@ -24,7 +24,6 @@ from m4cast.overlay.protocol.effects import (
     StoredStream,
 )
 from m4cast.overlay.protocol.holdings import Holdings, Stream
-from m4cast.overlay.protocol.publishing.acks import PATIENCE_MS
 from m4cast.overlay.protocol.publishing.publishing import (
     KEY_STEP_MS,
     KEY_SWEEP_MS,
@@ -34,6 +33,7 @@ from m4cast.overlay.protocol.publishing.publishing import (
     Publishing,
     StageSweepDue,
 )
+from m4cast.overlay.protocol.publishing.window import PATIENCE_MS
 from m4cast.overlay.protocol.wire.batch import BatchFrame, How
 from m4cast.overlay.protocol.wire.messages import AckEntry
 from tests.overlay.protocol.append_parts import batches_of, deliveries_of, publishers_of, unstaged_of

@@ -52,7 +52,7 @@ def test_a_full_list_forgets_somebody_at_random_for_a_new_one() -> None:
     assert len(kept) == 40, "old and new ones"
 
 
-def test_a_list_of_none_remembers_nobody() -> None:
+def test_an_empty_passive_list_remembers_no_node() -> None:
     passive = made("abc", passive_max=0)
     assert passive.addresses() == []
 

@@ -314,7 +314,7 @@ def test_who_was_met_and_sends_no_beacon_is_absent_after_three() -> None:
     assert absence(book, "x", 1_005 + PATIENCE_MS, met_at_ms=1_000) == 5
 
 
-def test_portals_that_nobody_here_is_are_unknown() -> None:
+def test_unmatched_portals_are_unknown() -> None:
     book = Book()
     book.roster.heard(entry("a"), 0)
     book.roster.heard(entry("b", leaving=True), 0)

@@ -173,7 +173,7 @@ def test_multicast_reaches_members_and_costs_no_more_than_their_paths() -> None:
 
 
 def test_who_is_not_on_the_roots_way_sends_along_its_own() -> None:
-    """By its own graph node 3 is no relay of root 1 to 6, and yet it has the message."""
+    """Node 3 is no relay from root 1 to 6 by its own graph, and yet it has the message."""
     assert graph(G).split(n(1), n(3), (n(6),)).onward == {n(2): (n(6),)}
     assert graph(G).split(n(9), n(4), (n(6),)).onward == {n(6): (n(6),)}  # the root is not known here
 

@@ -7,7 +7,7 @@ The checkers of the simulator look after every event: a test that ends has broke
 from collections.abc import Callable
 
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.protocol.effects import Want
+from m4cast.overlay.protocol.effects import Staged, Want
 from m4cast.overlay.protocol.selective.contract import KEEPS_TOPIC, keep_id
 from m4cast.overlay.protocol.selective.speaking import route
 from m4cast.overlay.protocol.wire.batch import Batch, How
@@ -23,7 +23,7 @@ from m4cast.overlay.protocol.wire.selective import (
     SelectPullResp,
 )
 from m4cast.overlay.sim.selective.campaign import backup
-from m4cast.overlay.sim.selective.places import SelectivePlace, values_of
+from m4cast.overlay.sim.selective.places import SelectivePlace, batch_extensions, values_of
 from m4cast.overlay.sim.selective.world import SelectiveWorld
 
 A, B, C = "`country` = 'A'", "`country` = 'B'", "`country` = 'C'"
@@ -49,7 +49,7 @@ def stream_of(place: SelectivePlace, topic: str = "t") -> StreamId:
 
 
 def rows(place: SelectivePlace, stream_id: StreamId) -> str:
-    """What is in the log, in order."""
+    """The contents of the log, in order."""
     log = place.content.logs.get(stream_id, {})
     return "".join(values_of(log[first]) for first in sorted(log))
 
@@ -412,6 +412,43 @@ def test_h20_more_acknowledgements_than_nodes_are_refused_at_once() -> None:
     assert "only 2 other nodes" in (machine.why_too_few(3) or "")
 
 
+def test_h20_only_those_that_rows_go_to_can_acknowledge_them() -> None:
+    world = channel(4)
+    origin, taker, *_ = world.places
+    world.subscribe(taker, "t", A)
+    world.run(500)
+    assert origin.machine is not None
+    of_a, of_b = (Staged("t", 1, 1, value.encode(), None, batch_extensions(value, 0)) for value in "AB")
+    assert origin.machine.why_too_few_takers(1, of_a, 0) is None
+    assert "go to 1 other nodes" in (origin.machine.why_too_few_takers(2, of_a, 0) or "")
+    assert "go to 0 other nodes" in (origin.machine.why_too_few_takers(1, of_b, 0) or "")
+    assert origin.machine.why_too_few_takers(2, of_b, 2) is None, "keepers that are not chosen yet"
+    assert "go to 3 other nodes" in (origin.machine.why_too_few_takers(4, of_a, 8) or "")
+    origin.machine.keeping.want(2, world.now_ms)
+    world.run(10_000)
+    assert len(keepers_of(world, origin)) == 2
+    assert origin.machine.why_too_few_takers(2, of_b, 0) is None
+    assert "go to 2 other nodes" in (origin.machine.why_too_few_takers(3, of_b, 2) or "")
+
+
+def test_a_new_registration_sees_what_is_here_for_an_older_one_while_all_others_are_away() -> None:
+    world = channel(3)
+    origin, taker, other = world.places
+    world.subscribe(taker, "t", A)
+    world.run(500)
+    publish(world, origin, "AABA")
+    world.run(3_000)
+    world.crash(origin)
+    world.crash(other)
+    world.run(3_000)
+    wider = world.subscribe(taker, "t", "`country` IN ('A', 'B')", earliest=True)
+    world.run(10_000)
+    assert coverage(taker, wider, stream_of(origin)) == 3, "whether row 3 matches is not known here"
+    world.start(origin)
+    world.run(10_000)
+    assert (rows(taker, stream_of(origin)), coverage(taker, wider, stream_of(origin))) == ("AABA", 5)
+
+
 def test_rows_survive_their_origin() -> None:
     """An origin dies right after a keeper acknowledged: everybody who wants the row gets it."""
     world = channel(5, keepers=2)
@@ -500,6 +537,29 @@ def test_a_former_taker_hands_over_the_rows_that_it_has() -> None:
     world.subscribe(taker, "t", A, earliest=True)
     world.run(5_000)
     assert rows(taker, stream_of(origin)) == "AABAB"
+
+
+def test_a_keeper_that_nothing_came_to_says_so_once_the_origin_cannot_return() -> None:
+    """Else a registration at a time would wait without end: nobody knows where it begins."""
+    world = channel()
+    origin, taker, keeper = world.places
+    world.subscribe(taker, "t", A)
+    world.run(500)
+    publish(world, origin, "AA")
+    world.run(2_000)
+    world.crash(origin)
+    world.run(4_000)
+    kept = origin.content.node_id
+    world.register(keeper, [Want(keep_id(kept), KEEPS_TOPIC, None, world.now_ms, True, kept)])
+    world.run(500)
+    name = world.subscribe(taker, "t", B, from_ms=0)
+    world.run(60_000)
+    assert coverage(taker, name, stream_of(origin)) is None, "the origin may come back, and knows"
+    for place in (taker, keeper):
+        assert place.machine is not None
+        place.machine.fetching.is_awaited = lambda origin, now_ms: False
+    world.run(60_000)
+    assert coverage(taker, name, stream_of(origin)) == 3
 
 
 def test_h27_a_reader_of_everything_answers_although_it_is_no_keeper() -> None:

@@ -121,7 +121,7 @@ class Hub:
         self.hub.on_holdings(self.table.neighbours[node_id(name)], HoldingsStmt(held, *seen, last), 0, 0)
 
     def called(self, name: str) -> Call:
-        """Somebody who is not a neighbour calls and says hello."""
+        """A node that is not a neighbour calls and sends its hello."""
         self._conn += 2
         self.calls.connected(self._conn, 0)
         call = self.calls.get(self._conn)
@@ -186,7 +186,7 @@ def test_what_somebody_claims_and_is_here_is_not_pulled_nor_told_to_it() -> None
     assert not hub.timers.is_set(FrontierDue(hub.conn("b")))
 
 
-def test_a_link_that_is_down_is_neither_source_nor_told() -> None:
+def test_a_lost_link_is_neither_a_source_nor_announced_to() -> None:
     hub = Hub()
     conn = hub.conn("b")
     hub.unlink("b")
@@ -415,7 +415,7 @@ def test_the_origin_is_told_how_far_its_streams_are_on_disk_if_it_is_a_neighbour
     assert hub.out == []
 
 
-def test_an_origin_that_becomes_a_neighbour_is_told_at_once() -> None:
+def test_an_origin_that_becomes_a_neighbour_is_acknowledged_at_once() -> None:
     hub = Hub("a", streams={S: StoredStream(3, 8, 0), stream_id("p"): StoredStream(1, 9, 0)})
     hub.link("o")
     hub.hub.send_acks()
@@ -577,7 +577,7 @@ def test_a_holder_that_was_searched_for_is_asked_on_its_call() -> None:
     assert pulls == {call.conn: 2, hub.conn("a"): 5}
 
 
-def test_a_holder_that_nobody_searched_for_is_hung_up_on() -> None:
+def test_an_unexpected_holder_is_disconnected() -> None:
     hub = searching()
     call = hub.called("h")
     hub.hub.on_holder_found(call, found(stream_id("other")), 0)

@@ -1,4 +1,4 @@
-"""Who is asked for rows that were skipped, and what becomes of those that come."""
+"""Rows that were skipped: whom a node asks for them, and where those that arrive are stored."""
 
 from dataclasses import replace
 
@@ -145,7 +145,7 @@ def refusal(outputs: list[Output]) -> tuple[str, str]:
 
 @pytest.mark.parametrize("low", [5, 9])
 def test_a_client_puts_rows_back_before_those_that_are_kept(low: int) -> None:
-    """Also where none is kept."""
+    """The same holds where none is retained."""
     restorer = Restorer(low)
     number = (low - 1) // 2
     for batch in reversed(restorer.batches[:number]):

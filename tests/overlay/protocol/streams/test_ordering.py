@@ -359,7 +359,7 @@ def test_a_stream_can_begin_in_the_middle_and_the_store_is_told() -> None:
     assert starts_of(append) == ()
 
 
-def test_a_start_that_is_durable_is_not_said_again() -> None:
+def test_a_durable_start_is_not_repeated() -> None:
     receiver = Receiver()
     receiver.ordering.start_at([(S, 4), (stream_id("p"), 1)])
     receiver.sync()

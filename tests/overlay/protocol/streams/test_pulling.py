@@ -255,7 +255,7 @@ def test_what_nobody_keeps_any_more_is_skipped_too() -> None:
 
 
 def test_a_skip_waits_until_nobody_may_keep_the_rows_and_not_longer() -> None:
-    """Not until the next search, which may be a minute away."""
+    """The pull begins at once, and does not wait for the next search, which may be a minute away."""
     receiver = Receiver(links="a")
     receiver.give_up_at_ms = 60_000
     receiver.claim("a", 6, low=4)
@@ -357,7 +357,8 @@ def test_a_far_search_that_ends_while_a_holder_is_asked_does_not_skip() -> None:
 
 
 def test_without_an_answer_searches_come_more_and_more_rarely() -> None:
-    """Nobody keeps anything: what was claimed is gone with the claimant, but a held-back batch shows that it was."""
+    """No node retains anything: what was claimed is gone with the claimant, but a held-back batch shows that it
+    existed."""
     receiver = Receiver(links="a")
     receiver.receive(chain(4)[3])
     receiver.answer("a", 1, 1, 1, 1)

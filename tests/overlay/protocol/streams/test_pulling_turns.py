@@ -37,7 +37,8 @@ def answer(receiver: Receiver, name: str, number: int, first: int, served_next: 
 
 
 def test_both_ends_of_a_connection_agree_on_what_is_too_much() -> None:
-    """On a link, and on the call of a holder that has become a neighbour, whose late answers free places here."""
+    """Answers on a link, and on the call of a holder that has become a neighbour, whose late answers free places
+    here."""
     assert 2 * PULLS_PER_SOURCE_MAX <= PULLS_WAITING_MAX
 
 

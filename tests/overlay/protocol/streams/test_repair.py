@@ -1,4 +1,4 @@
-"""What is asked of whom for a damaged batch, and what becomes of the answers."""
+"""Damaged batches: which nodes are asked, and what is done with their answers."""
 
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.effects import Append, Damaged, StoredStream

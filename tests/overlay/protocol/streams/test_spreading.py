@@ -8,10 +8,10 @@ from m4cast.overlay.config import NodeConfig
 from m4cast.overlay.ids import NodeId, StreamId
 from m4cast.overlay.protocol.effects import ReadRange, Send, Trace
 from m4cast.overlay.protocol.holdings import BUCKETS, ORIGIN_PATIENCE_MS, Holdings, Stream
+from m4cast.overlay.protocol.streams.pruning import PRUNE_AFTER, Pruning
 from m4cast.overlay.protocol.streams.spreading import (
     FRONTIER_DELAY_MS,
     HOPS_MAX,
-    PRUNE_AFTER,
     PRUNED_DELAY_MS,
     PULLS_WAITING_MAX,
     Spreading,
@@ -55,6 +55,7 @@ class Sender:
         context = context_of_m(config)
         self.timers, self.out = context.timers, context.out
         self.spreading = Spreading(context, self.holdings, lambda origin, node: node in self.of_origin)
+        self.pruning = Pruning(context, self.holdings, self.spreading.links)
         for conn in links:
             self.spreading.link_up(node_id("ab"[conn // 4]), conn)
             self.spreading.on_holdings(conn, (), True, 0)
@@ -74,7 +75,7 @@ class Sender:
         return self.holdings.open(batches[0].stream)
 
     def told(self, conn: int) -> list[str]:
-        """What the link was told since the last look, in short."""
+        """A short form of what the link was told since the last call."""
         words = []
         for sent_to, message in sends(self.out, object):
             if sent_to == conn:
@@ -139,7 +140,7 @@ def test_a_push_has_gone_one_hop_more(hops: int, onward: int) -> None:
     assert take(sender.out) == [Send(A, BatchFrame(batch, onward, How.PUSHED))]
 
 
-def test_who_has_it_is_not_told() -> None:
+def test_a_holder_gets_no_announcement() -> None:
     sender = Sender()
     sender.spreading.peer_has(A, S, 2)
     sender.accept(*chain(2))
@@ -148,7 +149,7 @@ def test_who_has_it_is_not_told() -> None:
     assert sender.timers.next_at() is None
 
 
-def test_a_batch_is_told_once_per_link() -> None:
+def test_a_batch_is_announced_once_per_link() -> None:
     sender = Sender()
     (batch,) = chain(1)
     stream = sender.accept(batch)
@@ -628,7 +629,7 @@ def test_pulls_are_served_on_a_call_that_is_open_for_them_and_on_no_other() -> N
 
 
 def test_a_read_for_a_link_that_went_away_is_passed_over() -> None:
-    """Also when another connection has its number by now, and when the store answers twice."""
+    """The same holds when another connection has its number by now, and when the store answers twice."""
     sender = Sender(links=(A,))
     batches = chain(1)
     sender.accept(*batches, spread=False, durable=True)
@@ -651,7 +652,7 @@ def test_a_pruned_stream_is_not_pushed_and_a_frontier_takes_its_place() -> None:
     sender = Sender()
     batches = chain(3)
     sender.accept(batches[0])
-    sender.spreading.on_prune(A, S)
+    sender.pruning.on_prune(A, S)
     take(sender.out)
     sender.accept(*batches[1:])
     sender.accept(*chain(1, stream=stream_id("p")))
@@ -667,7 +668,7 @@ def test_where_the_origin_pushes_itself_the_frontier_of_a_pruned_stream_has_time
     sender.of_origin = {node_id("a")}
     batches = chain(2)
     sender.accept(batches[0])
-    sender.spreading.on_prune(A, S)
+    sender.pruning.on_prune(A, S)
     sender.accept(batches[1])
     assert sender.frontier_due(A) == ORIGIN_PATIENCE_MS
 
@@ -676,7 +677,7 @@ def test_who_pulls_a_pruned_stream_is_pushed_to_again() -> None:
     sender = Sender(links=(A,))
     batches = chain(3)
     sender.accept(batches[0])
-    sender.spreading.on_prune(A, S)
+    sender.pruning.on_prune(A, S)
     sender.accept(batches[1])
     take(sender.out)
     sender.pull(2, 3)
@@ -689,7 +690,7 @@ def test_an_origin_pushes_what_is_its_own_whoever_prunes_it() -> None:
     sender = Sender(links=(A,))
     first, second = chain(2)
     sender.accept(first)
-    sender.spreading.on_prune(A, S)
+    sender.pruning.on_prune(A, S)
     take(sender.out)
     sender.spreading.spread(sender.accept(second, spread=False), BatchFrame(second, 0, How.PUBLISHED), 0)
     assert sender.told(A) == ["push 2"]
@@ -697,7 +698,7 @@ def test_an_origin_pushes_what_is_its_own_whoever_prunes_it() -> None:
 
 def test_a_stream_that_is_unknown_here_cannot_be_pruned() -> None:
     sender = Sender(links=(A,))
-    sender.spreading.on_prune(A, S)
+    sender.pruning.on_prune(A, S)
     sender.accept(*chain(1))
     assert sender.told(A) == ["push 1"]
 
@@ -705,23 +706,23 @@ def test_a_stream_that_is_unknown_here_cannot_be_pruned() -> None:
 def test_a_link_that_brings_only_duplicates_is_asked_to_stop() -> None:
     sender = Sender()
     for _ in range(PRUNE_AFTER - 1):
-        sender.spreading.pushed_here(A, S, is_duplicate=True)
-    sender.spreading.pushed_here(A, S, is_duplicate=False)
+        sender.pruning.pushed_here(A, S, is_duplicate=True)
+    sender.pruning.pushed_here(A, S, is_duplicate=False)
     for _ in range(PRUNE_AFTER - 1):
-        sender.spreading.pushed_here(A, S, is_duplicate=True)
-        sender.spreading.pushed_here(A, stream_id("p"), is_duplicate=True)
-        sender.spreading.pushed_here(B, S, is_duplicate=True)
+        sender.pruning.pushed_here(A, S, is_duplicate=True)
+        sender.pruning.pushed_here(A, stream_id("p"), is_duplicate=True)
+        sender.pruning.pushed_here(B, S, is_duplicate=True)
     assert take(sender.out) == []
-    sender.spreading.pushed_here(A, S, is_duplicate=True)
+    sender.pruning.pushed_here(A, S, is_duplicate=True)
     assert take(sender.out) == [Send(A, PruneStmt(S.origin, S.topic))]
-    sender.spreading.pushed_here(A, S, is_duplicate=True)
+    sender.pruning.pushed_here(A, S, is_duplicate=True)
     assert take(sender.out) == [], "what is on its way need not be answered"
 
 
 def test_an_origin_is_never_asked_to_stop() -> None:
     sender = Sender(links=(A,))
     for _ in range(2 * PRUNE_AFTER):
-        sender.spreading.pushed_here(A, StreamId(node_id("a"), "t"), is_duplicate=True)
+        sender.pruning.pushed_here(A, StreamId(node_id("a"), "t"), is_duplicate=True)
     assert take(sender.out) == []
 
 

@@ -4,6 +4,8 @@ soon."""
 import asyncio
 import json
 import threading
+import time
+import uuid
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -24,6 +26,7 @@ from tests.overlay.door.web.doors import WebServed, web_serving
 from tests.overlay.door.web.events import Event, EventSource
 from tests.overlay.door.web.live.test_connection import Talk, run, talking
 from tests.overlay.door.web.test_loop import NODES
+from tests.overlay.net.running import TIMEOUT_S
 
 
 @contextmanager
@@ -202,6 +205,90 @@ def test_many_rows_are_written_by_threads(pair: WebServed, early: bool, monkeypa
     assert wrote == [(4, True), (5, False), (5, False), (1, True)], "on the loop, once for all followers"
 
 
+@pytest.mark.parametrize(
+    ("row", "is_fresh"),
+    [
+        ({"id": 1, **{f"c{at}": True for at in range(300)}}, True),
+        ({"id": 1, **{f"c{at}": True for at in range(700)}}, False),
+        ({"id": 1, "list": [[0] * 1_500] * 2}, False),
+        ({"id": 1, "struct": {"list": [0] * 3_000}}, False),
+    ],
+    ids=["300", "700", "lists", "struct"],
+)
+@pytest.mark.parametrize("early", [False, True])
+def test_a_row_of_many_values_counts_as_several(
+    pair: WebServed, row: dict[str, Any], is_fresh: bool, early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tail alone is given some 600 values on the loop, each of two half as many."""
+    on_loop: list[bool] = []
+    was = dicts_of
+
+    def noted(rows: pa.RecordBatch) -> Any:
+        on_loop.append(threading.current_thread().name == NODES)
+        return was(rows)
+
+    monkeypatch.setattr(fresh, "dicts_of", noted)
+    monkeypatch.setattr(fresh, "ROWS_MAX", 600 // fresh.ROW_VALUES)
+    topic = f"wide-{uuid.uuid4()}"
+
+    async def arrive(one: dict[str, Any], *talks: Talk) -> list[bool]:
+        on_loop.clear()
+        assert (await asyncio.to_thread(pair.post, f"/topics/{topic}", one)).status == 200
+        for talk in talks:
+            assert await ids(talk, 1) == [one["id"]]
+        return on_loop
+
+    async def work() -> None:
+        await post(pair, topic, 0)
+        async with talking(pair, at=1) as talk, talking(pair, at=1) as other:
+            await subscribed(talk, topic, early=early, **{"from": "earliest"})
+            assert await ids(talk, 1) == [0]
+            assert await arrive(row, talk) == [is_fresh]
+            assert await arrive({"id": 2}, talk) == [True]
+            await subscribed(other, topic, early=early, **{"from": "earliest"})
+            assert await ids(other, 3) == [0, 1, 2]
+            assert await arrive(row, talk, other) == [False, False]
+
+    run(work)
+
+
+@pytest.mark.parametrize("form", ["json", "arrow"])
+def test_rows_are_written_while_the_store_syncs_them(pair: WebServed, form: str) -> None:
+    """Nobody has to wait for that once they are on disk. Those that come too late for it are written as before."""
+    batches, store = pair.doors[1]._bell.fresh, pair.served.nodes[1].store
+    topic = f"syncs-{form}"
+    written: list[bool] = []
+
+    def committing() -> None:
+        """The store goes on when the rows are written, or after a long time."""
+        fresh_ones = [each for (stream, _), each in batches._batches.items() if stream.topic == topic]
+        batches.committing()
+        if fresh_ones:
+            until = time.monotonic() + TIMEOUT_S
+            while (rows := fresh_ones[-1]._rows) is None or form not in vars(rows):
+                if time.monotonic() > until:
+                    return
+            written.append(True)
+
+    async def work() -> None:
+        await post(pair, topic, 0)
+        async with talking(pair, at=1) as talk:
+            await subscribed(talk, topic, format=form, **{"from": "earliest"})
+            assert await ids(talk, 1) == [0]
+            store.before_commits(committing)
+            await post(pair, topic, 1)
+            assert await ids(talk, 1) == [1]
+            store.before_commits(batches.committing)
+            await post(pair, topic, 2)
+            assert await ids(talk, 1) == [2]
+
+    try:
+        run(work)
+    finally:
+        store.before_commits(batches.committing)
+    assert written
+
+
 def test_batches_that_wait_together_share_a_frame(pair: WebServed) -> None:
     async def work() -> None:
         await post(pair, "frames", 0)
@@ -239,7 +326,7 @@ def test_memory_is_for_topics_that_are_followed(tmp_path: Path) -> None:
 
 
 def test_a_filter_reads_the_store(pair: WebServed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also an early one: memory has rows that a filter would leave out."""
+    """This holds for an early follower, too: memory has rows that a filter would leave out."""
 
     async def work() -> None:
         await post(pair, "filtered-fresh", 0)

@@ -32,6 +32,33 @@ def test_rows_arrive_as_events_whose_ids_are_positions(pair: WebServed) -> None:
     assert pair.get("/topics/sse/rows").headers["m4cast-next"] == events[-1].id
 
 
+def test_a_tail_says_whether_it_has_every_row(tmp_path: Path) -> None:
+    """Then numbers without gaps prove that no row is missing. Filters and selective topics leave rows out."""
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(
+        '[[token]]\nname = "all"\nsecret = "everything-everything"\nread = ["*"]\npublish = ["*"]\nadmin = true\n'
+        '[[token]]\nname = "few"\nsecret = "filtered-filtered"\nread = ["*"]\nwhere = {"*" = "id = 1"}\n',
+        encoding="utf-8",
+    )
+    with web_serving(tmp_path, 1, tokens=f"file:{tokens}") as web:
+        key = {"Authorization": "Bearer everything-everything"}
+        web.post("/topics/whole", {"id": 1}, **key)
+        assert web.post("/actions/topic-create", {"topic": "selective", "keepers": 0}, **key).status == 200
+        web.post("/topics/selective", {"id": 1}, **key)
+
+        def rows_of(topic: str, query: str = "", secret: str = "everything-everything") -> str:
+            tail = EventSource(
+                web.address, f"/topics/{topic}/tail{query}", headers={"Authorization": f"Bearer {secret}"}
+            )
+            assert list(tail.events(cut_after=1)) == []
+            return tail.answered["M4cast-Rows"]
+
+        assert rows_of("whole") == "all"
+        assert {rows_of("whole", "?where=id=1"), rows_of("whole", "", "filtered-filtered"), rows_of("selective")} == {
+            "some"
+        }
+
+
 def test_a_tail_of_a_new_topic_begins_with_its_first_row(pair: WebServed) -> None:
     """The position before any row is sent at once: a client that is cut off before the first row loses none."""
     tail = source(pair, "sse-new")

@@ -1,10 +1,13 @@
 """`/live` as a client sees it: publishes and their acknowledgements, subscriptions, credits, cuts, refusals."""
 
 import asyncio
+import gc
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,6 @@ from m4cast.overlay.door.web.live.messages import message_of
 from tests.overlay.door.web.doors import WebServed, web_serving
 from tests.overlay.door.web.test_posts import arrow_bytes, rows_of
 from tests.overlay.net.running import TIMEOUT_S
-
-CUTS = 50
 
 
 class Talk:
@@ -38,6 +39,8 @@ class Talk:
             size = int.from_bytes(message.data[:4], "big")
             table = pa.ipc.open_stream(message.data[4 + size :]).read_all()
             return {**json.loads(message.data[4 : 4 + size]), "rows": table.to_pylist()}
+        if message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR):
+            raise EOFError(f"the connection has ended: {message}")
         assert message.type == aiohttp.WSMsgType.TEXT, message
         heard: dict[str, Any] = json.loads(message.data)
         return heard
@@ -63,6 +66,22 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
             await work()
 
     asyncio.run(limited())
+
+
+def test_a_subscription_may_end_before_it_begins(pair: WebServed) -> None:
+    """Both messages arrive together."""
+
+    async def work() -> None:
+        async with talking(pair) as talk:
+            for _ in range(20):
+                await talk.say(type="subscribe", id="s", topic="live-ended", credit=1)
+                await talk.say(type="unsubscribe", id="s")
+            await talk.say(type="publish", id=1, topic="live-ended", rows=[{"id": 1}])
+            while (await talk.hear())["type"] != "acked":
+                pass
+
+    run(work)
+    gc.collect()  # warns of what was never awaited
 
 
 # ---- publishing
@@ -214,6 +233,70 @@ def test_whatever_a_frame_has_it_is_a_message_or_refused() -> None:
     assert codes == {"bad-request"}
 
 
+DAMAGED = 1_000
+
+
+def test_damaged_arrow_frames_are_published_or_refused_and_nothing_else(pair: WebServed) -> None:
+    """Good frames with some bytes changed, taken out or put in, mostly behind their heads."""
+    chance = random.Random(9)
+    table = pa.table(
+        {
+            "id": [1, 2, 3],
+            "text": ["a", None, "\u00e9"],
+            "list": [[1], [], None],
+            "kind": pa.array(["x", "y", "x"]).dictionary_encode(),
+            "in": [{"a": 1.5}, {"a": None}, None],
+        }
+    )
+    stream = arrow_bytes(table)
+    codes: Counter[str] = Counter()
+
+    def frame(number: int) -> bytes:
+        head = json.dumps({"type": "publish", "id": number, "topic": f"damaged-{number}"}).encode()
+        good = len(head).to_bytes(4, "big") + head
+        body = bytearray(stream)
+        for _ in range(chance.randrange(1, 4)):
+            at = chance.randrange(len(body))
+            match chance.randrange(4):
+                case 0 | 1:
+                    body[at] ^= 1 << chance.randrange(8)
+                case 2:
+                    del body[at : at + chance.randrange(1, 20)]
+                case _:
+                    body[at:at] = chance.randbytes(chance.randrange(1, 9))
+            body = body or bytearray(b" ")
+        whole = bytearray(good + body)
+        if chance.randrange(20) == 0:
+            whole[chance.randrange(len(good))] ^= 1 << chance.randrange(8)
+        return bytes(whole)
+
+    async def some(numbers: Iterator[int]) -> None:
+        """Send frames on one connection, until it is ended because of one that is no message."""
+        async with talking(pair) as talk:
+            for number in numbers:
+                await talk.socket.send_bytes(frame(number))
+                said = await talk.socket.receive(TIMEOUT_S)
+                if said.type != aiohttp.WSMsgType.TEXT:
+                    codes["ended"] += 1
+                    return
+                message = json.loads(said.data)
+                codes[message.get("code", message["type"])] += 1
+                if message["type"] == "refused" and message["id"] is None:
+                    return
+
+    async def work() -> None:
+        numbers = iter(range(1, DAMAGED + 1))
+        while (left := next(numbers, None)) is not None:
+            await some(chain([left], numbers))
+
+    run(work)
+    assert set(codes) <= {"acked", "bad-request", "bad-rows", "bad-schema", "ended", "reserved-column", "too-large"}, (
+        codes
+    )
+    assert codes["acked"] and codes["bad-request"], codes
+    assert pair.get("/status").status == 200
+
+
 def test_ids_must_rise_and_frames_have_a_maximum(tmp_path: Path) -> None:
     async def work() -> None:
         async with talking(web) as talk:
@@ -273,7 +356,7 @@ def test_unanswered_publishes_have_a_limit_in_bytes(tmp_path: Path) -> None:
 
 
 def test_publishes_of_all_connections_share_the_memory_of_bodies(tmp_path: Path) -> None:
-    """What is too much is refused in its turn. Nothing is held for a connection that has gone."""
+    """Frames beyond the limit are refused in their turn. Nothing is held for a connection that has gone."""
 
     async def work() -> None:
         bodies = web.doors[0]._bodies

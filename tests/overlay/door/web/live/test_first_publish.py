@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from m4cast.overlay.door.web.live.connection import LiveConnection, OpenPublish
+from m4cast.overlay.door.web.live.connection import LiveConnection
+from m4cast.overlay.door.web.live.shares import OpenPublish
 from tests.overlay.door.web.doors import WebServed
 from tests.overlay.door.web.live.test_connection import Talk, run, talking
 from tests.overlay.door.web.test_posts import rows_of
@@ -15,7 +16,7 @@ COUNT = 40
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many publishes threads have sent, at a time."""
+    """The numbers of publishes that threads sent at a time."""
     seen: list[int] = []
     was = LiveConnection._send_all
 

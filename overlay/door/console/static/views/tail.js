@@ -1,10 +1,10 @@
-// A tail with a filter. It survives lost connections, and counts what it got: without a filter it can prove that no row
-// is missing, because the rows of an origin are numbered without holes.
+// A tail with a filter. It survives lost connections, and counts what it got. If the node says that the tail has every
+// row of its topic, the numbers of an origin's rows prove that none is missing; else it counts the numbers passed over.
 
-import { follow, get, topicPath } from "./door.js";
-import { amount, card, h, replace } from "./dom.js";
-import { rowTable } from "./rows.js";
-import { plural } from "./watch.js";
+import { follow, get, topicPath } from "../door.js";
+import { amount, card, h, replace } from "../dom.js";
+import { rowTable } from "../rows.js";
+import { plural } from "../watch.js";
 
 const SHOWN_MAX = 200;
 const PAINT_MS = 100;
@@ -52,7 +52,7 @@ export function tail(main, chosen) {
     error.textContent = "";
     const shown = rowTable(`Rows of ${topic.value}`, []);
     replace(rows, shown.element);
-    const seen = { rows: 0, holes: 0, resumed: 0, next: new Map(), isLost: false };
+    const seen = { rows: 0, passed: 0, resumed: 0, next: new Map(), isLost: false, hasAll: true };
     const isFiltered = Boolean(where.value.trim());
     const waiting = []; // a busy topic has more rows a second than a page can show
     let later = null;
@@ -66,17 +66,23 @@ export function tail(main, chosen) {
     follow(topicPath(topic.value, `/tail${query({ from: from.value, on_missing: "skip" })}`), running.signal, {
       row(row) {
         const expected = seen.next.get(row._origin);
-        if (expected !== undefined && row._sequence !== expected) seen.holes += 1;
+        if (expected !== undefined) seen.passed += row._sequence - expected;
         seen.next.set(row._origin, row._sequence + 1);
         seen.rows += 1;
         waiting.push(row);
         if (waiting.length > SHOWN_MAX) waiting.shift();
         later ??= setTimeout(paint, PAINT_MS);
       },
-      state(now) {
-        if (now === "live" && seen.isLost) seen.resumed += 1;
-        seen.isLost = now === "lost";
-        say(now === "live" ? "good" : "bad", now === "live" ? "live" : "connection lost, trying again");
+      live(hasAll) {
+        if (seen.isLost) seen.resumed += 1;
+        seen.isLost = false;
+        seen.hasAll &&= hasAll;
+        say("good", "live");
+        report(seen, isFiltered);
+      },
+      lost() {
+        seen.isLost = true;
+        say("bad", "connection lost, trying again");
         report(seen, isFiltered);
       },
       refused(refusal) {
@@ -87,9 +93,14 @@ export function tail(main, chosen) {
   }
 
   function report(seen, isFiltered) {
-    const proof = isFiltered ? "" : seen.holes ? `, ${plural(seen.holes, "hole")} in the numbering` : ", none missing";
+    const proof = isFiltered ? "" : seen.passed ? `, ${plural(seen.passed, "number")} passed over (${reasons(seen)})` : seen.hasAll ? ", none missing" : "";
     const resumed = seen.resumed ? `, resumed ${plural(seen.resumed, "time")}` : "";
     counts.textContent = `${amount(seen.rows)} rows${proof}${resumed}`;
+  }
+
+  /** The tail asks for rows that are not retained to be skipped; nothing else can leave out rows of a whole topic. */
+  function reasons(seen) {
+    return seen.hasAll ? "expired" : "expired, not wanted here, or hidden from this token";
   }
 
   async function explain() {
@@ -98,8 +109,9 @@ export function tail(main, chosen) {
     try {
       const found = await get(topicPath(topic.value, `/explain${query({})}`));
       const share = found.rows ? `${amount(found.matching_rows)} of the newest ${amount(found.rows)} rows pass` : "no rows to try it on";
-      const batches = found.batches ? `; ${amount(found.passed_over_batches)} of ${amount(found.batches)} batches need not be read` : "";
-      explained.textContent = `${found.canonical}: ${share}${batches}; ${amount(found.cpu_ms_per_million_rows)} ms of CPU per million rows.`;
+      const batches = found.batches && found.passed_over_batches !== null ? `; ${amount(found.passed_over_batches)} of ${amount(found.batches)} batches need not be read` : "";
+      const cost = found.cpu_ms_per_million_rows === null ? "" : `; ${amount(found.cpu_ms_per_million_rows)} ms of CPU per million rows`;
+      explained.textContent = `${found.canonical}: ${share}${batches}${cost}.`;
     } catch (refusal) {
       error.textContent = refusal.message;
     }

@@ -1,9 +1,9 @@
 // The first view: the graph as it changes, how much flows, what is missing, and what has happened.
 
-import { chart } from "./charts.js";
-import { amount, bytes, card, clock, h, replace, seconds, table, tile } from "./dom.js";
-import { liveGraph } from "./graph.js";
-import { plural, stateOf, watch } from "./watch.js";
+import { chart } from "../charts.js";
+import { amount, bytes, card, clock, h, replace, seconds, table, tile } from "../dom.js";
+import { liveGraph } from "../graph.js";
+import { plural, stateOf, watch } from "../watch.js";
 
 const LEGEND = [["here", "this node"], ["heard", "on the channel"], ["silent", "silent"]];
 const STATE_TEXT = { here: "here", heard: "heard", silent: "silent", left: "left" };
@@ -21,7 +21,7 @@ export function overview(main) {
       { name: "published here", colour: "accent", get: () => history.published },
       { name: "delivered, pushed", colour: "good", get: () => history.pushed },
       { name: "delivered, pulled", colour: "violet", get: () => history.pulled },
-    ], amount),
+    ], amount, 10),
     chart("Delivery latency", [
       { name: "p99", colour: "warn", get: () => history.p99 },
       { name: "p50", colour: "good", get: () => history.p50 },
@@ -94,7 +94,7 @@ function tilesOf(present, silent) {
   const open = value("m4cast_gaps_open");
   const missing = value("m4cast_missing_rows");
   const used = value("m4cast_store_live_bytes");
-  const flowing = last("pushed") === undefined ? undefined : last("pushed") + last("pulled");
+  const flowing = (last("pushed") ?? null) === null ? undefined : last("pushed") + last("pulled");
   const list = [
     tile("Nodes", String(present - silent), silent ? `${silent} silent` : "all heard", silent ? "bad" : "good"),
     tile("Published here", watch.metrics ? `${amount(last("published"))}/s` : "–", `${amount(value("m4cast_published_rows_total"))} rows since start`),

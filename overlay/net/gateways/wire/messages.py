@@ -145,7 +145,7 @@ class CarriedCopy:
     mail_to: tuple[str, ...]
     hops: int
     head: StreamHead | None = None
-    """In place of a batch."""
+    """A head that travels in place of a batch."""
     is_final: bool = False
     """The channel that it was published on forbids the receiving one to pass it on to others (H46)."""
 
@@ -159,7 +159,7 @@ class WithheldCopy:
 
 @value
 class ExportedStmt:
-    """To gatekeepers of the own channel, who go on from there if the sender fails."""
+    """Sent to gatekeepers of the own channel, which continue from there if the sender fails."""
 
     entries: tuple[ExportedStream, ...]
 
@@ -187,7 +187,7 @@ class StreamFindResp:
     next: int
     first: int
     is_final: bool = False
-    """As of `CarriedCopy`."""
+    """The same as in `CarriedCopy`."""
 
 
 @value

@@ -1,8 +1,8 @@
 // Clients of the channel: where each is attached, and how many rows wait for those that are attached to this node.
 
-import { get } from "./door.js";
-import { amount, card, h, replace, seconds, table, tile } from "./dom.js";
-import { watch } from "./watch.js";
+import { get } from "../door.js";
+import { amount, card, h, replace, seconds, table, tile } from "../dom.js";
+import { watch } from "../watch.js";
 
 export function clients(main) {
   const tiles = h("div", { class: "tiles" });

@@ -1,7 +1,7 @@
 // The federation as a gatekeeper knows it: its unit among others, the gateways between them, and what its links carry.
 
-import { amount, bytes, card, h, replace, svg, table, tile } from "./dom.js";
-import { isJoined, plural, watch } from "./watch.js";
+import { amount, bytes, card, h, replace, svg, table, tile } from "../dom.js";
+import { isJoined, plural, watch } from "../watch.js";
 
 const RADIUS = 20;
 const WIDE = { width: 760, height: 260, across: 270, down: 85, begin: 0 };
@@ -107,7 +107,7 @@ function drawing(view, name) {
   const dot = (id, text, kind, { x, y }) => svg("g", { class: `node unit ${kind}`, "data-unit": text, "data-state": kind, transform: `translate(${x} ${y})` },
     svg("circle", { r: RADIUS + 6, class: "halo" }), svg("circle", { r: RADIUS, class: "dot" }),
     kind === "silent" ? svg("path", { d: "M-7-7 7 7M7-7-7 7", class: "cross" }) : null,
-    svg("text", { y: RADIUS + 20 }, text));
+    svg("text", { y: RADIUS + 29 }, text));
   const dots = [dot(mine, `${watch.name(mine)} of ${view.channel}`, "here", middle),
     ...around.map((unit) => dot(unit.id, name(unit), unit.is_reached ? "heard" : "silent", places.get(unit.id)))];
   const told = around.map((unit) => `${name(unit)} ${unit.is_reached ? "is reached" : "is not reached"}`).join(", ");

@@ -1,4 +1,4 @@
-"""Levels of wants, told to the nodes of the channel: how far the federation knows what they want (PROTOCOL.md 22.8)."""
+"""Levels of wants, announced to the channel's nodes: how far the federation knows what they want (PROTOCOL.md 22.8)."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ from m4cast.overlay.protocol.clients.unit_levels import (
 from m4cast.overlay.protocol.effects import Subscribe, Unsubscribe, Wish
 
 
-class ToldLevels:
+class AnnouncedLevels:
     """`has_mail`: mail of the channel leaves by this gatekeeper; `quiet`: topics of which nobody outside wants any."""
 
     def __init__(self, driver: Driver, machine: Federation, quiet: Callable[[], list[str]], *, has_mail: bool) -> None:
@@ -25,7 +25,7 @@ class ToldLevels:
         self._quiet = quiet
         self._driver = driver
         self._machine = machine
-        self._told: dict[str, str] = {}
+        self._announced: dict[str, str] = {}
 
     @property
     def active(self) -> dict[str, int]:
@@ -48,9 +48,9 @@ class ToldLevels:
         new = tuple(
             Wish(each, UNITS_TOPIC, read(text))
             for each, text in texts.items()
-            if self._told.get(each) != text or each not in rows
+            if self._announced.get(each) != text or each not in rows
         )
-        self._told = texts
+        self._announced = texts
         if gone:
             self._driver.feed(Unsubscribe(0, gone))
         if new:

@@ -1,15 +1,15 @@
 // Topics: what this node has of each, its columns, its streams, and its last rows.
 
-import { get, lines, topicPath } from "./door.js";
-import { amount, bytes, card, h, replace, seconds, table } from "./dom.js";
-import { rowTable } from "./rows.js";
-import { watch } from "./watch.js";
+import { get, lines, topicPath } from "../door.js";
+import { amount, bytes, card, h, replace, seconds, table } from "../dom.js";
+import { rowTable } from "../rows.js";
+import { watch } from "../watch.js";
 
 const SHOWN_MAX = 300;
 const LAST_ROWS = 20;
 
 export function topics(main, chosen) {
-  const search = h("input", { id: "topic-search", type: "search", placeholder: "orders", oninput: () => list() });
+  const search = h("input", { id: "topic-search", type: "search", placeholder: "part of its name", oninput: () => list() });
   const names = h("ul", { class: "names", "aria-label": "Topics" });
   const detail = h("div", { class: "wide" });
   let all = [];
@@ -20,7 +20,7 @@ export function topics(main, chosen) {
     const found = all.filter((topic) => topic.toLowerCase().includes(search.value.toLowerCase()));
     const items = found.slice(0, SHOWN_MAX).map((topic) => h("li", {}, h("a", { href: `#topics/${encodeURIComponent(topic)}`, "aria-current": topic === chosen ? "true" : null }, topic)));
     if (found.length > SHOWN_MAX) items.push(h("li", { class: "muted" }, `and ${found.length - SHOWN_MAX} more: search for them`));
-    replace(names, items.length ? items : h("li", { class: "muted" }, "No topic that this token may read."));
+    replace(names, items.length ? items : h("li", { class: "muted" }, search.value ? "No topic has this in its name." : "No topic yet, or none that this token may read."));
   }
 
   async function look() {

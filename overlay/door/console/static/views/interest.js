@@ -1,8 +1,8 @@
 // Who wants what: registered filters of all nodes, readers and their lag, and what filters cost at this node.
 
-import { get } from "./door.js";
-import { amount, card, h, replace, seconds, table } from "./dom.js";
-import { watch } from "./watch.js";
+import { get } from "../door.js";
+import { amount, card, h, replace, seconds, table } from "../dom.js";
+import { watch } from "../watch.js";
 
 export function interest(main) {
   const wanted = h("div");

@@ -49,7 +49,7 @@ from m4cast.overlay.federation.messages import (
 )
 from m4cast.overlay.federation.units import Unit, UnitRecord
 from m4cast.overlay.ids import NodeId, StreamId
-from m4cast.overlay.net.gateways.messages import (
+from m4cast.overlay.net.gateways.wire.messages import (
     AcrossFrame,
     CarriedCopy,
     ClientFindMessage,
@@ -79,7 +79,7 @@ from m4cast.overlay.net.gateways.messages import (
 )
 from m4cast.overlay.profiles import summary_bytes
 from m4cast.overlay.profiles.condition import FilterError
-from m4cast.overlay.profiles.profile import SQL, SQL_VERSION, Profile, UnknownLanguageError, read, told_text
+from m4cast.overlay.profiles.profile import SQL, SQL_VERSION, Profile, UnknownLanguageError, canonical_text, read
 from m4cast.overlay.protocol.selective.demand import summary_of
 from m4cast.overlay.protocol.wire.batch import Batch
 from m4cast.overlay.protocol.wire.control import from_avro, more_kinds, to_avro
@@ -309,7 +309,7 @@ def inward(message: Any) -> LinkMessage | None:
 
 
 def wanted_rows(want: UnitWant) -> UnitRows:
-    text = "" if want.profile is None else told_text(want.profile.text)
+    text = "" if want.profile is None else canonical_text(want.profile.text)
     return UnitRows(want.topic, WantedProfile(SQL, SQL_VERSION, text) if text else None)
 
 

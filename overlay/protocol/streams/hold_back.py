@@ -1,4 +1,4 @@
-"""Backlogs: what each stream lacks here, and what is being done about it. One record per stream.
+"""Hold-back, and backlogs: what each stream lacks here, and what is being done about it. One record per stream.
 
 A stream without a record lacks nothing and never did: most are like that, and their batches are accepted as they come.
 `Ordering` holds back batches that came too early, `Pulling` asks for what is missing, `Searching` looks for holders:
@@ -61,7 +61,7 @@ class Backlog:
     """The next wanted sequence, while it is left to its origin to push it; 0: it is not."""
     waits_since_ms: int = 0
     search: Search | None = None
-    """For the next wanted sequence."""
+    """The search for the next wanted sequence."""
     damaged: int = 0
     """The row that a holder has and cannot read."""
 

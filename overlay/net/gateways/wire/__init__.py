@@ -1,0 +1,1 @@
+"""Messages between gatekeepers: `messages` has the values, `frames` their bytes."""
