@@ -5,7 +5,8 @@ table's log together with (query id, micro-batch number), Spark records the micr
 the first step, the files stay unused and the micro-batch is written again; killed later, the repeated micro-batch is
 refused by the logs that have it. A topic that cannot take part in the repeated one is read on after the rows that its
 table has. Another writer can replace a version of a log on a local disk (`quick_commit`), so
-each commit is confirmed: at the end of its micro-batch, a moment later, and before the table's next one.
+each commit is confirmed: at the end of its micro-batch, a moment later, before the table's next one, and at the end of
+the run.
 
 Topics join one by one, also while the query runs (`joins`). A topic that cannot be read, or whose table cannot be
 written, is set aside: it is named, and it joins again at the beginning of the micro-batch that failed. With gained
@@ -105,7 +106,7 @@ class SharedFeed(FeedRun):
         """Topics have joined since the query was started."""
         self._has_uncounted = False
         self._to_confirm: list[FedTopic] = []
-        """Those of the last micro-batch."""
+        """Those of the last micro-batch; when the feed stops, all."""
         self._may_be_repeated = True
         """The next micro-batch: Spark repeats what had no end when the query ended, but tables may have it."""
         self._is_stopped = False
@@ -296,6 +297,7 @@ class SharedFeed(FeedRun):
         self._is_stopped = True
         super().stop()
         with self._lock:
+            self._to_confirm = list(self._topics.values())  # nobody will look later
             self._confirm_last()
         for pool in (self._joining, self._committing):
             pool.shutdown(wait=False)

@@ -150,7 +150,7 @@ def test_a_poisoned_topic_of_a_continuous_ingest_recovers_once_it_is_mended(
         assert_once(spark, plan, name, range(30))
 
 
-@pytest.mark.parametrize("moment", ["at the end of its micro-batch", "after it"])
+@pytest.mark.parametrize("moment", ["at the end of its micro-batch", "after it", "at the end of the run"])
 def test_a_commit_that_another_writer_replaces_is_repeated(
     spark: SparkSession,
     cluster: LocalCluster,
@@ -172,22 +172,28 @@ def test_a_commit_that_another_writer_replaces_is_repeated(
         another.rename(newest)
         replaced.append(newest)
 
-    append, commit = TableLog.append, SharedFeed._commit
+    append, commit, stop = TableLog.append, SharedFeed._commit, SharedFeed.stop
 
     def appended(self: TableLog, files: Any, layout: FileLayout, query: str, micro_batch: int) -> bool:
         done = append(self, files, layout, query, micro_batch)
-        if layout.folder == str(log.parent) and not replaced and moment != "after it":
+        if layout.folder == str(log.parent) and not replaced and moment == "at the end of its micro-batch":
             replace_last()
         return done
 
     def committed(self: SharedFeed, reports: Any, micro_batch: int) -> None:
         commit(self, reports, micro_batch)
         has_rows = any('"add"' in version.read_text() for version in log.glob("*.json"))
-        if not replaced and has_rows:  # the topic may join with a later micro-batch
+        if not replaced and has_rows and moment == "after it":  # the topic may join with a later micro-batch
             replace_last()
+
+    def stopped(self: SharedFeed) -> None:
+        if moment == "at the end of the run":
+            replace_last()
+        stop(self)
 
     monkeypatch.setattr(TableLog, "append", appended)
     monkeypatch.setattr(SharedFeed, "_commit", committed)
+    monkeypatch.setattr(SharedFeed, "stop", stopped)
     run(spark, plan)
     assert replaced
     for name in topics:
