@@ -190,9 +190,15 @@ class Roster:
         return member is not None and member.present and member.version >= version
 
     def unable(self, version: int) -> list[str]:
-        """The names of the nodes that are present and have not stated this version."""
-        members = self._members.values()
-        return [member.entry.name for member in members if member.present and member.version < version]
+        """The names of the nodes that are present and have not stated this version. A node that never spoke was replaced
+        if one that did has its address: it died before this one started, and only others told of it."""
+        present = [member for member in self._members.values() if member.present]
+        taken = {self.own.address, *(member.entry.address for member in present if member.has_spoken)}
+        return [
+            member.entry.name
+            for member in present
+            if member.version < version and (member.has_spoken or member.entry.address not in taken)
+        ]
 
     def is_present(self, node_id: NodeId, now_ms: int) -> bool:
         """A beacon of that node has arrived lately, and it has not left."""

@@ -74,6 +74,19 @@ def test_second_hand_word_is_taken_but_is_no_news() -> None:
     assert not book.roster.heard(entry("a"), 1)
 
 
+def test_a_node_that_was_replaced_before_this_one_started_states_no_version() -> None:
+    book = Book()
+    for name in "ab":
+        book.roster.heard(entry(name), 0, second_hand=True)
+    book.roster.heard(entry("c"), 0, version=3)
+    assert book.roster.unable(4) == ["a", "b", "c"]
+    book.roster.heard(entry("d")._replace(address=entry("a").address), 0, second_hand=True)
+    assert book.roster.unable(4) == ["a", "b", "c", "d"], "which of the two is there is not known"
+    book.roster.heard(entry("d", counter=2)._replace(address=entry("a").address), 0, version=4)
+    book.roster.heard(entry("b")._replace(node_id=node_id("n"), address=book.roster.own.address), 0, second_hand=True)
+    assert book.roster.unable(4) == ["b", "c"]
+
+
 def test_the_roster_is_bounded_but_those_in_it_are_still_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roster_module, "ENTRIES_MAX", 3)
     book = Book()
