@@ -36,7 +36,7 @@ def test_what_does_not_fit_waits_and_is_tried_again(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
 ) -> None:
     first, second = cluster.channel("n1"), cluster.channel("n2")
-    first.publish(topic, [{"id": 1, "price": "1.5", "note": "dropped"}, {"id": 2, "price": "2.5"}])
+    first.publish(topic, [{"id": 1, "price": "1.5", "note": "dropped"}, {"id": 2, "price": "2.5"}], acks=1)
     second.publish(topic, [{"id": 3, "price": "much"}, {"id": 4, "price": "7"}], acks=1)
     second.publish(topic, [{"id": 5, "price": "9.5"}], acks=1)
     until(lambda: sum(first.frontier(topic)[topic].values()) == 7, "all rows are at n1")
@@ -71,9 +71,9 @@ def test_raw_mode_learns_new_columns_if_none_are_chosen(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
 ) -> None:
     plan = replace(plan, columns=None)
-    cluster.channel("n1").publish(topic, [{"id": 1, "what": None, "a.b": 7}])
+    cluster.channel("n1").publish(topic, [{"id": 1, "what": None, "a.b": 7}], acks=1)
     run(spark, plan)
-    cluster.channel("n1").publish(topic, [{"id": 2, "what": "tea", "a.b": 8}])
+    cluster.channel("n1").publish(topic, [{"id": 2, "what": "tea", "a.b": 8}], acks=1)
     run(spark, plan)
     rows = TableFolder(spark, folder).read(events_table(topic, StructType())).collect()
     assert sorted((row["id"], row["what"], row["a.b"]) for row in rows) == [(1, None, 7), (2, "tea", 8)]

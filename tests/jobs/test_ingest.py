@@ -46,7 +46,7 @@ def plan(nodes: str, topic: str, folder: str) -> Ingest:
 def test_rows_are_ingested_once_over_runs_with_their_types_and_places(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
 ) -> None:
-    cluster.channel("n1").publish(topic, rows(70, what="tea", price=1.5))
+    cluster.channel("n1").publish(topic, rows(70, what="tea", price=1.5), acks=1)
     cluster.channel("n2").publish(topic, rows(30), acks=1)
     summary = run(spark, plan)
     (filled,) = summary.tables
@@ -70,7 +70,7 @@ def test_a_feed_restarts_itself_for_new_columns_and_new_topics_appear(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
 ) -> None:
     channel = cluster.channel("n1")
-    channel.publish(topic, rows(10))
+    channel.publish(topic, rows(10), acks=1)
     run(spark, plan)
     stop = threading.Event()
     seen: list[str] = []
@@ -107,13 +107,13 @@ def test_a_feed_restarts_itself_for_new_columns_and_new_topics_appear(
 def test_a_replayed_micro_batch_is_not_written_again(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
 ) -> None:
-    cluster.channel("n1").publish(topic, rows(50))
+    cluster.channel("n1").publish(topic, rows(50), acks=1)
     run(spark, plan)
     checkpoint = Path(plan.shared_checkpoint)
     # As if the driver had died after Delta's commit and before Spark's.
     (checkpoint / "commits" / "1").unlink()
     (checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
-    cluster.channel("n1").publish(topic, rows(7))
+    cluster.channel("n1").publish(topic, rows(7), acks=1)
     (filled,) = run(spark, plan).tables
     assert filled.rows == 7, "the other rows of the micro-batch are there, and not read again"
     assert counted(spark, folder, topic) == (57, 57)
@@ -122,10 +122,10 @@ def test_a_replayed_micro_batch_is_not_written_again(
 def test_a_lost_checkpoint_loses_and_doubles_nothing(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
 ) -> None:
-    cluster.channel("n1").publish(topic, rows(30))
+    cluster.channel("n1").publish(topic, rows(30), acks=1)
     run(spark, plan)
     shutil.rmtree(plan.checkpoints)
-    cluster.channel("n1").publish(topic, rows(10))
+    cluster.channel("n1").publish(topic, rows(10), acks=1)
     cluster.channel("n2").publish(topic, rows(5), acks=1)
     (filled,) = run(spark, plan).tables
     assert filled.rows == 15
@@ -135,7 +135,7 @@ def test_a_lost_checkpoint_loses_and_doubles_nothing(
 def test_a_lost_table_is_said(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
 ) -> None:
-    cluster.channel("n1").publish(f"{topic}/eu", rows(3))
+    cluster.channel("n1").publish(f"{topic}/eu", rows(3), acks=1)
     run(spark, plan)
     shutil.rmtree(f"{folder}/events")
     with pytest.raises(M4castError, match=rf"events/{topic}%2Feu is missing, but .* remove the checkpoint"):
@@ -146,12 +146,12 @@ def test_a_column_may_have_any_name_and_no_type_yet(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
 ) -> None:
     row = {"id": 1, "http.status": 200, "http": {"status": "fine"}, "a`b": True}
-    cluster.channel("n1").publish(topic, [{**row, "note": None}])
+    cluster.channel("n1").publish(topic, [{**row, "note": None}], acks=1)
     run(spark, plan)
     (found,) = events(spark, folder, topic).collect()
     assert {name: found.asDict(recursive=True)[name] for name in row} == row
     assert "note" not in found, "it comes when it has a type"
-    cluster.channel("n1").publish(topic, [{**row, "note": "tea"}])
+    cluster.channel("n1").publish(topic, [{**row, "note": "tea"}], acks=1)
     run(spark, plan)
     assert {each["note"] for each in events(spark, folder, topic).collect()} == {None, "tea"}
 
@@ -159,7 +159,7 @@ def test_a_column_may_have_any_name_and_no_type_yet(
 def test_raw_mode_goes_on_behind_rows_that_were_cut_off_in_the_middle_of_a_batch(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
 ) -> None:
-    cluster.channel("n1").publish(topic, rows(10))
+    cluster.channel("n1").publish(topic, rows(10), acks=1)
     run(spark, plan)
     raw = replace(plan, raw=True)
     with pytest.raises(
@@ -178,8 +178,8 @@ def test_raw_mode_goes_on_behind_rows_that_were_cut_off_in_the_middle_of_a_batch
 def test_a_topic_that_fails_is_said_when_the_others_are_there(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, folder: str
 ) -> None:
-    cluster.channel("n1").publish(f"{topic}-a", rows(3))
-    cluster.channel("n1").publish(f"{topic}-b", rows(3))
+    cluster.channel("n1").publish(f"{topic}-a", rows(3), acks=1)
+    cluster.channel("n1").publish(f"{topic}-b", rows(3), acks=1)
     spark.range(1).write.format("delta").save(f"{folder}/events/{topic}-a")
     with pytest.raises(FeedFailedError, match=rf"^events/{topic}-a: .* is a Delta table, but not the table events/"):
         run(spark, plan)
@@ -192,7 +192,7 @@ def test_every_topic_has_its_rows_in_a_table_of_its_own(
     """Too long for a folder's name, spaces at the edges, what looks like a list, a tag or a variable."""
     names = [topic, f"{topic} ", f"{topic},b", f"{topic}'[/]`${{env:HOME}}", topic + "語" * 62]
     for number, name in enumerate(names):
-        cluster.channel("n1").publish(name, [{"id": number}])
+        cluster.channel("n1").publish(name, [{"id": number}], acks=1)
     run(spark, replace(plan, topics=tuple(names)))
     assert TableFolder(spark, folder).topics() == sorted(names)
     for number, name in enumerate(names):
@@ -203,7 +203,7 @@ def test_every_topic_has_its_rows_in_a_table_of_its_own(
 def test_the_command_tells_what_it_did(
     spark: SparkSession, cluster: LocalCluster, nodes: str, topic: str, folder: str
 ) -> None:
-    cluster.channel("n1").publish(topic, rows(4))
+    cluster.channel("n1").publish(topic, rows(4), acks=1)
     words = ["ingest", "--node", nodes, "--tables", folder, "--topic", topic, "--only", "events"]
     result = CliRunner().invoke(main, [*words, "--json"])
     assert result.exit_code == 0, result.output

@@ -42,7 +42,7 @@ def test_a_snapshot_may_begin_and_end_anywhere(
 ) -> None:
     channel = cluster.channel("n1")
     origin = channel.status()["node_id"]
-    channel.publish(topic, [{"id": number} for number in range(9)])
+    channel.publish(topic, [{"id": number} for number in range(9)], acks=1)
     edges = {"startingOffsets": json.dumps({topic: {origin: 3}}), "endingOffsets": json.dumps({topic: {origin: 6}})}
     given = {**edges, "maxRowsPerPartition": "2"}
     found = m4cast.snapshot(spark, topic, tmp_path / "rows", nodes=nodes, source_options=given)
@@ -54,7 +54,7 @@ def test_a_snapshot_that_fails_leaves_nothing(
     spark: SparkSession, cluster: LocalCluster, nodes: str, topic: str, tmp_path: Path
 ) -> None:
     channel = cluster.channel("n1")
-    channel.publish(topic, [{"id": 1}])
+    channel.publish(topic, [{"id": 1}], acks=1)
     later = {topic: {channel.status()["node_id"]: 5}}
     given = {"endingOffsets": json.dumps(later), "timeoutMs": "1000"}
     with pytest.raises(M4castError, match=r"\[M4CAST_"):
@@ -63,7 +63,7 @@ def test_a_snapshot_that_fails_leaves_nothing(
 
 
 def test_the_command(spark: SparkSession, cluster: LocalCluster, nodes: str, topic: str, tmp_path: Path) -> None:
-    cluster.channel("n1").publish(topic, [{"id": 1}, {"id": 2}])
+    cluster.channel("n1").publish(topic, [{"id": 1}, {"id": 2}], acks=1)
     words = ["snapshot", topic, "--node", nodes, "--to", str(tmp_path / "rows")]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.output

@@ -39,7 +39,7 @@ def test_values_of_records_are_the_same_in_delta(
 ) -> None:
     channel = cluster.channel("n1")
     tables = [table for seed in range(batches) if (table := rows_of(seed)) is not None]
-    channel.publish(topic, pa.concat_tables(tables, promote_options="default"))
+    channel.publish(topic, pa.concat_tables(tables, promote_options="default"), acks=1)
     (filled,) = run(spark, Ingest({"nodes": nodes}, folder, topics=(topic,), kinds=("events",))).tables
     published = channel.read(topic)
     assert filled.rows == published.num_rows == sum(table.num_rows for table in tables)

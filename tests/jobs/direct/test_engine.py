@@ -87,7 +87,7 @@ def test_both_engines_make_equal_tables(
 ) -> None:
     plans = [replace(plan, tables=f"{plan.tables}/{name}", engine=name) for name in ENGINES[::-1]]
     for first in (0, 100):
-        cluster.channel("n1").publish(topic, rows(first, 100))
+        cluster.channel("n1").publish(topic, rows(first, 100), acks=1)
         filled = [filled_by(spark, each) for each in plans]
         assert [(each.rows, each.micro_batches, each.behind) for each in filled] == [(100, 3, 0)] * 2
         assert [each.engine for each in filled] == ["spark", "direct"]
@@ -153,7 +153,7 @@ def test_spark_sees_files_and_no_rows(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, events: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     payload = [{"id": number, "photo": os.urandom(200_000)} for number in range(80)]
-    cluster.channel("n1").publish(topic, payload[:50])
+    cluster.channel("n1").publish(topic, payload[:50], acks=1)
     cluster.channel("n2").publish(topic, payload[50:], acks=1)
     queries = []
 
@@ -187,7 +187,7 @@ def test_ended_between_writing_and_committing(
     where: type,
 ) -> None:
     """The driver is killed, or the table cannot be written to."""
-    cluster.channel("n1").publish(topic, rows(0, 50))
+    cluster.channel("n1").publish(topic, rows(0, 50), acks=1)
 
     def ended(*_: object) -> bool:
         raise OSError("killed")
@@ -214,7 +214,7 @@ def test_a_table_changes_engines_as_often_as_wanted(
     """Neither engine repeats what the other has committed, even if that was killed before Spark noted it."""
     engines: list[tuple[Engine, Engine]] = [("direct", "spark"), ("spark", "direct"), ("direct", "spark")]
     for number, (one, other) in enumerate(engines, 1):
-        cluster.channel("n1").publish(topic, rows(number * 50, 50))
+        cluster.channel("n1").publish(topic, rows(number * 50, 50), acks=1)
         assert filled_by(spark, replace(plan, engine=one)).rows == 50
         checkpoint = plan.shared_checkpoint if one == "direct" else plan.checkpoint(events)
         last = max(Path(checkpoint, "commits").glob("[0-9]*"), key=lambda path: int(path.name))
@@ -228,9 +228,9 @@ def test_columns_that_are_gained_are_added_before_the_rows(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, events: Table
 ) -> None:
     channel = cluster.channel("n1")
-    channel.publish(topic, [{"id": 1, "in": {"a": 1}}])
+    channel.publish(topic, [{"id": 1, "in": {"a": 1}}], acks=1)
     run(spark, plan)
-    channel.publish(topic, [{"id": 2, "in": {"a": 2}, "new": "x"}])
+    channel.publish(topic, [{"id": 2, "in": {"a": 2}, "new": "x"}], acks=1)
     run(spark, plan)
     found = TableFolder(spark, plan.tables).read(events).orderBy("id").select("id", "in.a", "new")
     assert [tuple(row) for row in found.collect()] == [(1, 1, None), (2, 2, "x")]
@@ -240,7 +240,7 @@ def test_fields_in_columns_may_have_any_name(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, events: Table
 ) -> None:
     inner = {"a.b": 1, "c d": {"e`f": "x"}}
-    cluster.channel("n1").publish(topic, [{"id": 1, "in": inner, "many": [inner]}])
+    cluster.channel("n1").publish(topic, [{"id": 1, "in": inner, "many": [inner]}], acks=1)
     run(spark, plan)
     (found,) = TableFolder(spark, plan.tables).read(events).collect()
     assert found["in"].asDict(recursive=True) == inner
@@ -250,7 +250,7 @@ def test_fields_in_columns_may_have_any_name(
 def test_a_table_that_is_changed_meanwhile_is_written_again(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str, events: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster.channel("n1").publish(topic, [{"id": 1, "what": "tea"}])
+    cluster.channel("n1").publish(topic, [{"id": 1, "what": "tea"}], acks=1)
     append = TableLog.append
 
     def changed(self: TableLog, files: Sequence[DataFile], layout: FileLayout, query: str, number: int) -> bool:
@@ -267,7 +267,7 @@ def test_a_table_that_is_changed_meanwhile_is_written_again(
 def test_spark_fills_what_the_direct_engine_cannot(
     spark: SparkSession, cluster: LocalCluster, plan: Ingest, topic: str
 ) -> None:
-    cluster.channel("n1").publish(topic, pa.table({"clock": pa.array([1], pa.time64("us"))}))
+    cluster.channel("n1").publish(topic, pa.table({"clock": pa.array([1], pa.time64("us"))}), acks=1)
     with pytest.raises(M4castError, match=r"direct engine cannot fill .*'clock' has times of day.* leave out --engine"):
         run(spark, plan)
     filled = filled_by(spark, replace(plan, engine=None))
@@ -304,7 +304,7 @@ def test_a_file_that_the_driver_does_not_see_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_engine_is_shown(spark: SparkSession, cluster: LocalCluster, nodes: str, topic: str, folder: str) -> None:
-    cluster.channel("n1").publish(topic, [{"id": 1}])
+    cluster.channel("n1").publish(topic, [{"id": 1}], acks=1)
     words = ["ingest", "--node", nodes, "--tables", folder, "--topic", topic, "--only", "events"]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.output

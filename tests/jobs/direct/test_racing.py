@@ -28,7 +28,7 @@ def plans(nodes: str, topic: str, folder: str) -> list[Ingest]:
 
 
 def publish(cluster: LocalCluster, topic: str, ids: range) -> None:
-    cluster.channel("n1").publish(topic, [{"id": number} for number in ids])
+    cluster.channel("n1").publish(topic, [{"id": number} for number in ids], acks=1)
 
 
 def assert_once(spark: SparkSession, plan: Ingest, topic: str, ids: range) -> None:

@@ -60,7 +60,7 @@ def assert_once(spark: SparkSession, plan: Ingest, topic: str, ids: range) -> No
 
 def publish(cluster: LocalCluster, topics: tuple[str, ...], ids: range) -> None:
     for name in topics:
-        cluster.channel("n1").publish(name, [{"id": number} for number in ids])
+        cluster.channel("n1").publish(name, [{"id": number} for number in ids], acks=1)
 
 
 def without(topic: str, monkeypatch: pytest.MonkeyPatch, folder: str | None) -> None:

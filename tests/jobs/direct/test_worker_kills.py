@@ -74,7 +74,7 @@ def test_processes_that_are_killed_alone_lose_and_double_nothing(
     spark: SparkSession, cluster: LocalCluster, nodes: str, topic: str, folder: str, what: str
 ) -> None:
     payload = [{"id": number, "photo": os.urandom(VALUE_BYTES)} for number in range(ROWS)]
-    cluster.channel("n1").publish(topic, payload)
+    cluster.channel("n1").publish(topic, payload, acks=1)
     plan = Ingest({"nodes": nodes}, folder, (topic,), kinds=("events",), max_rows=ROWS // MICRO_BATCHES)
     table = events_table(topic, StructType())
     place = Path(table.path(folder))
