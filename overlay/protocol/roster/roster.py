@@ -190,8 +190,8 @@ class Roster:
         return member is not None and member.present and member.version >= version
 
     def unable(self, version: int) -> list[str]:
-        """The names of the nodes that are present and have not stated this version. A node that never spoke was replaced
-        if one that did has its address: it died before this one started, and only others told of it."""
+        """The names of the nodes that are present and have not stated this version. A node that never spoke was
+        replaced if one that did has its address: it died before this one started, and only others told of it."""
         present = [member for member in self._members.values() if member.present]
         taken = {self.own.address, *(member.entry.address for member in present if member.has_spoken)}
         return [
