@@ -1,11 +1,12 @@
 """Bytes on links: selective topics beside broadcast ones, in simulated channels of whole nodes.
 
-python -m tests.bench.selective [nodes]        prints the table of docs/SELECTIVE.md
+python -m tests.bench.selective [nodes] [bytes of a batch]        prints the tables of docs/SELECTIVE.md
 
-100 topics, each published at one node and wanted at three others, a batch of about 10 KB each. Every frame that is sent
-while the rows travel counts with its size on the wire, whatever it is for: batches, statements, acknowledgements,
-beacons, heartbeats. Broadcast is pushed here, as small batches are; pulled, it would cost about a copy per node, and
-what else it sends. The last two columns compare with that: rows with rows, and all bytes with all bytes.
+100 topics, each published at one node and wanted at three others, a batch each. Every frame that is sent while the rows
+travel counts with its size on the wire, whatever it is for: batches, statements, acknowledgements, beacons, heartbeats.
+Batches over `push_bytes_max` are pulled when they are broadcast. Smaller ones are pushed; pulled, they would cost about
+a copy per node, and what else broadcast sends. The last two columns compare with pulled broadcast: rows with a copy per
+node, and all bytes with all bytes.
 """
 
 import sys
@@ -21,7 +22,7 @@ from m4cast.overlay.sim.world import World, node_config
 
 TOPICS = 100
 WANTED_AT = 3
-PAYLOAD = b"." * 10_000
+BATCH_BYTES = 10_000
 TRAVEL_MS = 20_000
 
 
@@ -47,7 +48,7 @@ def grown(nodes: int) -> World:
     return world
 
 
-def measured(nodes: int, keepers: int | None) -> LinkBytes:
+def measured(nodes: int, keepers: int | None, payload: bytes) -> LinkBytes:
     """The cost of the rows; `keepers` None: the topics are broadcast."""
     world = grown(nodes)
     places = list(world.places.values())
@@ -62,32 +63,35 @@ def measured(nodes: int, keepers: int | None) -> LinkBytes:
             world.feed(taker, Subscribe(1_000 + number, (Wish(f"w{number}", f"t{number}"),)))
     world.run(world.now_ms + 10_000)
     if keepers is not None:  # with a stream's first batch keepers are chosen, and registrations learn where they begin
-        _publish(world, places, TRAVEL_MS)
+        _publish(world, places, payload)
     counted = LinkBytes()
     world.watch(counted)
-    _publish(world, places, TRAVEL_MS)
+    _publish(world, places, payload)
     return counted
 
 
-def _publish(world: World, places: list[Place], for_ms: int) -> None:
+def _publish(world: World, places: list[Place], payload: bytes) -> None:
     for number in range(TOPICS):
-        staged = Staged(f"t{number}", 10, 1, PAYLOAD)
+        staged = Staged(f"t{number}", 10, 1, payload)
         world.feed(places[number % len(places)], Publish(10_000 + number, (staged,)))
         world.run(world.now_ms + 20)
-    world.run(world.now_ms + for_ms)
+    world.run(world.now_ms + TRAVEL_MS)
 
 
 def main() -> None:
     nodes = int(sys.argv[1]) if len(sys.argv) > 1 else 16
-    least = (nodes - 1) * TOPICS * len(PAYLOAD)
-    print(f"{nodes} nodes, {TOPICS} topics, each wanted at {WANTED_AT}")
+    payload = b"." * (int(sys.argv[2]) if len(sys.argv) > 2 else BATCH_BYTES)
+    is_pulled = len(payload) > node_config(0, ()).push_bytes_max
+    least = (nodes - 1) * TOPICS * len(payload)
+    print(f"{nodes} nodes, {TOPICS} topics, each wanted at {WANTED_AT}, a batch of {len(payload):,} bytes each")
     print("| spread | MB on links | of these, rows | rows, of a copy per node | all, of pulled broadcast |")
     print("| --- | --- | --- | --- | --- |")
     pulled = 0
-    for name, keepers in (("broadcast, pushed", None), ("selective, no keepers", 0), ("selective, 2 keepers", 2)):
-        found = measured(nodes, keepers)
+    broadcast = f"broadcast, {'pulled' if is_pulled else 'pushed'}"
+    for name, keepers in ((broadcast, None), ("selective, no keepers", 0), ("selective, 2 keepers", 2)):
+        found = measured(nodes, keepers, payload)
         if keepers is None:
-            pulled = least + found.total - found.rows
+            pulled = found.total if is_pulled else least + found.total - found.rows
         shares = f"{found.rows / least:.2f} | {found.total / pulled:.2f}"
         print(f"| {name} | {found.total / 1e6:.1f} | {found.rows / 1e6:.1f} | {shares} |", flush=True)
 
