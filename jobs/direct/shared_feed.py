@@ -104,7 +104,8 @@ class SharedFeed(FeedRun):
         self._has_checkpoint = tables.exists(f"{ingest.shared_checkpoint}/metadata")
         self._has_news = False
         """Topics have joined since the query was started."""
-        self._has_uncounted = False
+        self._uncounted: int | None = None
+        """The micro-batch that was committed last, if Spark has not reported about it yet."""
         self._to_confirm: list[FedTopic] = []
         """Those of the last micro-batch; when the feed stops, all."""
         self._may_be_repeated = True
@@ -315,11 +316,17 @@ class SharedFeed(FeedRun):
 
     def _count(self, query: StreamingQuery) -> None:
         """Rows are counted when they are committed. Reports are long with many topics, so only new ones are read."""
-        if self._has_uncounted:
-            self._has_uncounted = False
-            progress = query.lastProgress
-            if progress is not None and progress.sources:
-                self._note_backlog(progress.sources[0].endOffset, progress.sources[0].latestOffset)
+        with self._lock:
+            committed = self._uncounted
+        if committed is None:
+            return
+        progress = query.lastProgress
+        if progress is None or progress.batchId < committed:
+            return  # Spark reports about a micro-batch a moment after its commit
+        if progress.sources:
+            self._note_backlog(progress.sources[0].endOffset, progress.sources[0].latestOffset)
+        with self._lock:
+            self._uncounted = None if self._uncounted == committed else self._uncounted
 
     def _note_backlog(self, *offsets_known: str | None) -> None:
         """Note the backlog, from the end of a micro-batch and the latest offset; a repeated micro-batch has none."""
@@ -346,7 +353,7 @@ class SharedFeed(FeedRun):
             self._is_plan_old |= not all([*are_done, *map(self._confirm, self._to_confirm)])
             self._write_plan()
             self._restarts_in_a_row = 0
-            self._has_uncounted = True
+            self._uncounted = micro_batch
             self._may_be_repeated = False
 
     def _commit_topic(self, name: str, reports: Sequence[Any], query: str, micro_batch: int) -> bool:

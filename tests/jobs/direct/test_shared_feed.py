@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from pyspark.sql.types import StructType
 from m4cast.cluster.local import LocalCluster
 from m4cast.jobs.direct import engine, shared_feed
 from m4cast.jobs.direct.layout import FileLayout
-from m4cast.jobs.direct.shared_feed import SharedFeed
+from m4cast.jobs.direct.shared_feed import FedTopic, SharedFeed
 from m4cast.jobs.direct.table_log import TableLog
 from m4cast.jobs.feeds import feed
 from m4cast.jobs.feeds.event_feeds import EventFeeds
@@ -199,6 +200,23 @@ def test_a_commit_that_another_writer_replaces_is_repeated(
     for name in topics:
         assert_once(spark, plan, name, range(10))
     assert TableFolder(spark, plan.tables).version(table)[1] == int(replaced[0].stem) + 1
+
+
+def test_the_backlog_is_noted_when_spark_reports_about_the_last_micro_batch() -> None:
+    """A moment after its commit: the report that is there until then is of an earlier one."""
+    shared = SharedFeed.__new__(SharedFeed)
+    topic = FedTopic("orders")
+    shared._lock, shared._topics, shared._uncounted = threading.RLock(), {"orders": topic}, 7
+    end, latest = '{"orders": {"f0": 5}}', '{"orders": {"f0": 8}}'
+
+    def reported(number: int | None) -> Any:
+        source = SimpleNamespace(endOffset=end, latestOffset=latest)
+        report = None if number is None else SimpleNamespace(batchId=number, sources=[source])
+        return SimpleNamespace(lastProgress=report)
+
+    for number, behind in ((None, None), (6, None), (7, 3)):
+        shared._count(reported(number))
+        assert topic.behind == behind
 
 
 @pytest.mark.parametrize(
