@@ -12,9 +12,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -46,8 +47,6 @@ RATES = (1, 10, 50)
 PATIENCE_S = 60.0
 ASKED_AT_ONCE = 8
 """Processes that are asked at the same time: one after the other, 62 of them take longer than what is measured."""
-TRUTH_S = 2.0
-"""The graph may still change when it seems to be repaired: after this long it is looked at again."""
 KILLED_OF = (12, 64)
 """Numbers of processes, two of which are killed."""
 Row = dict[str, object]
@@ -297,7 +296,7 @@ def _killed(nodes: int) -> list[Row]:
             ids = {name: cluster.channel(name).status()["node_id"] for name in names}
             gone = {ids["n5"], ids["n6"]}
             everybody = {name: cluster.channel(name) for name in names}
-            _all_right(everybody, Graph(everybody, ids).is_known_at, "all have the graph")
+            _graph_is_right(everybody, ids)
             active_ms = _activations([channels[name] for name in survivors[:10]])
             takers = [channels[name] for name in ("n3", "n8", "n10")]
             with _under_way([channels["n2"], channels["n7"]], takers) as rows:
@@ -307,7 +306,7 @@ def _killed(nodes: int) -> list[Row]:
                 cluster.kill("n6")
                 noticed = _all_right(channels, lambda channel: not gone & set(_neighbours(channel)), "noticed")
                 repaired = _all_right(channels, _is_full, "repaired")
-                right = _all_right(channels, Graph(channels, ids).is_known_at, "right again")
+                right = _graph_is_right(channels, ids)
     finally:
         shutil.rmtree(folder)
     active: Row = {"what": "registered and active, processes", "nodes": nodes, "ms, median": round(median(active_ms))}
@@ -392,25 +391,23 @@ def _neighbours(channel: Channel) -> list[str]:
     return sorted(each["node_id"] for each in channel.status()["neighbours"])
 
 
-class Graph:
-    """The graph as it is, by what each node says of itself."""
+def _graph_is_right(channels: dict[str, Channel], ids: dict[str, str]) -> Pass:
+    """Ask all nodes for their neighbours, and then for the graph that they know, until the one is the other. The graph
+    may still change when it seems to be repaired, so each pass asks for all of it."""
+    began, longest = time.monotonic(), 0.0
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        while True:
+            at = time.monotonic()
+            assert at < began + PATIENCE_S, f"not within {PATIENCE_S:g} s: all have the graph"
+            found = pool.map(_neighbours, channels.values())
+            graph = {ids[name]: neighbours for name, neighbours in zip(channels, found, strict=True)}
+            known = list(pool.map(partial(_known, nodes=graph), channels.values()))
+            longest = max(longest, time.monotonic() - at)
+            if all(each == graph for each in known):
+                return Pass(time.monotonic() - began, longest)
 
-    def __init__(self, channels: dict[str, Channel], ids: dict[str, str]) -> None:
-        self._channels = channels
-        self._ids = ids
-        self._truth: dict[str, list[str]] = {}
-        self._looked_at = 0.0
-        self.look()
 
-    def look(self) -> None:
-        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-            found = pool.map(_neighbours, self._channels.values())
-            self._truth = {self._ids[name]: each for name, each in zip(self._channels, found, strict=True)}
-        self._looked_at = time.monotonic()
-
-    def is_known_at(self, channel: Channel) -> bool:
-        if time.monotonic() > self._looked_at + TRUTH_S:
-            self.look()
-        nodes = channel.topology()["nodes"]
-        known = {each["node_id"]: sorted(each["neighbours"]) for each in nodes if each["node_id"] in self._truth}
-        return known == self._truth
+def _known(channel: Channel, nodes: Collection[str]) -> dict[str, list[str]]:
+    """The neighbours of these nodes, as a node knows them."""
+    found = channel.topology()["nodes"]
+    return {each["node_id"]: sorted(each["neighbours"]) for each in found if each["node_id"] in nodes}
