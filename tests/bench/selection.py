@@ -47,6 +47,7 @@ RATES = (1, 10, 50)
 PATIENCE_S = 60.0
 ASKED_AT_ONCE = 8
 """Processes that are asked at the same time: one after the other, 62 of them take longer than what is measured."""
+QUIET_S = 3.0
 KILLED_OF = (12, 64)
 """Numbers of processes, two of which are killed."""
 Row = dict[str, object]
@@ -179,17 +180,18 @@ def _spread(name: str, keepers: int | None) -> Row:
 
 
 class Quiet:
-    """Watches for payloads to have stopped for half a second; statements go on for a while."""
+    """Watches for payloads to have stopped; statements go on for a while. Who cannot tell whether it has everything
+    asks after two seconds, and may get again what it has: that is part of the turn that caused it."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
-        self._bytes, self._since_ns = _sent_bytes(served), time.monotonic_ns()
+        self._bytes, self._since_s = _sent_bytes(served), time.monotonic()
 
     def is_quiet(self) -> bool:
         now = _sent_bytes(self._served)
         if abs(now - self._bytes) > PAYLOAD_BYTES // 2:
-            self._bytes, self._since_ns = now, time.monotonic_ns()
-        return time.monotonic_ns() - self._since_ns > 500_000_000
+            self._bytes, self._since_s = now, time.monotonic()
+        return time.monotonic() - self._since_s > QUIET_S
 
 
 def _link_bytes(served: Served) -> Counter[tuple[NodeId, NodeId]]:
