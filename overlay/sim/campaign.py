@@ -33,8 +33,9 @@ from m4cast.overlay.sim.selective.nodes import CLOCK_MS_MAX, SelectiveLoad, Sele
 from m4cast.overlay.sim.workload import Workload
 from m4cast.overlay.sim.world import World, node_config
 
-SETTLE_MS = 120_000
-"""Liveness bound: within this the channel is whole again and every node has everything."""
+SETTLE_MS = 180_000
+"""Liveness bound: within this the channel is whole again and every node has everything. Whoever may have rows is waited
+for for a minute, and searches for them are up to a minute apart."""
 
 SELECTIVE_SETTLE_MS = 1_380_000
 """The same for selective topics: rows that nobody has are given up when their origin has been away for ten minutes. Who

@@ -65,8 +65,8 @@ class Numbers(Observer):
     """A number is used once: nobody stores another row under it.
 
     With a `world`, an origin is excused that could not know: all nodes that had the other row on disk were unknown to
-    it, down or paused when it asked them what they have of its rows. Such a stream is forked, and a node that receives
-    rows of both histories reports it (`Trace`)."""
+    it, down, paused or beyond a split when it asked them what they have of its rows. Such a stream is forked, and a
+    node that receives rows of both histories reports it (`Trace`)."""
 
     outputs = (Trace,)
     world: World | None = None
@@ -201,8 +201,8 @@ def _misdelivered(place: Place, stream: StreamId, how: str) -> Violation:
 
 
 def _askable(world: World, place: Place) -> list[Place]:
-    """Those whom the node could ask what they have of its rows: it knew of them, and they have been up and awake since
-    before it started."""
+    """Those whom the node could ask what they have of its rows: it knew of them, and they have been up, awake and
+    within reach since before it started."""
     if place.node is None:  # it crashed while this was on its way to the disk
         return []
     began_ms, considered = place.started_at_ms, place.node.dissemination.past.considered
@@ -213,6 +213,7 @@ def _askable(world: World, place: Place) -> list[Place]:
         and not other.paused
         and other.started_at_ms < began_ms
         and other.resumed_at_ms < began_ms
+        and not world.were_apart(place, other, began_ms)
     ]
 
 

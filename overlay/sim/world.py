@@ -68,6 +68,8 @@ class World:
         self._count = 0
         self._part: dict[str, int] = {}
         """While the network is split: address -> number of its part, 0 for those not named."""
+        self._last_split: tuple[dict[str, int], int] = {}, 0
+        """The parts of the last split that is over, and when it ended."""
         self._perform: dict[type, Callable[[Place, Output], None]] = {
             Send: self.cables.send,  # type: ignore[dict-item]  # each is only called with its own type
             Dial: self.cables.dial,  # type: ignore[dict-item]
@@ -221,10 +223,16 @@ class World:
     def mend(self) -> None:
         """The network is whole again; connections that were cut stay dead until an end notices."""
         self.log("the network is whole")
+        self._last_split = self._part, self.now_ms
         self._part = {}
 
     def are_apart(self, a: Place, b: Place) -> bool:
-        return bool(self._part) and self._part.get(a.address, 0) != self._part.get(b.address, 0)
+        return _in_two(self._part, a, b)
+
+    def were_apart(self, a: Place, b: Place, since_ms: int) -> bool:
+        """True if they are apart, or were when the last split ended, at that time or later."""
+        parts, ended_ms = self._last_split
+        return self.are_apart(a, b) or (ended_ms >= since_ms and _in_two(parts, a, b))
 
     # ---- inputs
 
@@ -390,3 +398,7 @@ def node_config(index: int, portals: tuple[int, ...], **settings: object) -> Nod
 
 def address_of(index: int) -> str:
     return f"h{index}:7400"
+
+
+def _in_two(parts: dict[str, int], a: Place, b: Place) -> bool:
+    return bool(parts) and parts.get(a.address, 0) != parts.get(b.address, 0)
