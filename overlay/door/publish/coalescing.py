@@ -2,10 +2,11 @@
 
 Unkeyed publishes of the same topic, schema and acks share one `Coalescer`, whichever calls they belong to. Rows are
 sent at once if the last batch was sent `linger_ms` ago or earlier, so a lone publisher does not wait. Otherwise they
-wait until then, or until there are enough for a batch: however many rows arrive one by one, every node of the channel
-has a bounded number of batches to handle. In a batch the rows of each call are adjacent and in order, so that each call
-has one range. Rows of different clients are not coalesced until a batch has been published: the topic may be new, and a
-client that has created too many must not keep others from it.
+wait until then, or until there are enough for a batch, or, if their call has ended, until no batch is unanswered:
+however many rows arrive one by one, every node of the channel has a bounded number of batches to handle. In a batch the
+rows of each call are adjacent and in order, so that each call has one range. Rows of different clients are not
+coalesced until a batch has been published: the topic may be new, and a client that has created too many must not keep
+others from it.
 
 Cost: a small record batch costs its call a size check and an append to a queue; everything else (validation, casts,
 encoding, the request, the answer) is done once for all that are coalesced. `tests/bench/rows.py` watches it.
@@ -177,8 +178,13 @@ class Coalescer:
             self.flush()
 
     def drain(self, call: SmallBatches) -> None:
-        """Returns when all rows of the call are sent. Rows coalesced with others' are sent with these."""
-        self._wait(lambda: not call.listed, call)
+        """Returns when all rows of the call are sent. Rows coalesced with others' are sent with these. Nothing more of
+        the call follows, so they linger only while a batch is unanswered: those that arrive meanwhile share the next
+        one."""
+        self._wait(lambda: not call.listed or not self._in_flight, call)
+        while call.listed:
+            self.flush()
+            self._wait(lambda: not call.listed or not self._in_flight, call)
         with self._submitting:
             call.acks.raise_failure()
 

@@ -4,6 +4,7 @@ The test answers the requests. Rows that are added with `TINY` as their size are
 """
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -79,16 +80,20 @@ class Scene:
         self.coalescer = Coalescer(encode, 0, node, self.room, 3_600, lambda *_: None)
         self.calls: list[SmallBatches] = []
 
-    def call(self, client: str = "client") -> SmallBatches:
+    def call(self, client: str = "client", timeout_s: float = WAIT_S) -> SmallBatches:
         acks = AckStream(Writer(), WAIT_S, lambda: False, self.threads)
-        self.calls.append(SmallBatches(acks, client, WAIT_S, lambda: False))
+        self.calls.append(SmallBatches(acks, client, timeout_s, lambda: False))
         return self.calls[-1]
 
-    def flush_after(self, *added: tuple[SmallBatches, pa.RecordBatch]) -> None:
-        """Give all of these at once, as if they had waited for the same moment."""
+    def linger(self, *added: tuple[SmallBatches, pa.RecordBatch]) -> None:
+        """Give these just after a batch was sent."""
         self.coalescer._next_at = float("inf")
         for call, rows in added:
             self.coalescer.add(call, rows, TINY)
+
+    def flush_after(self, *added: tuple[SmallBatches, pa.RecordBatch]) -> None:
+        """Give all of these at once, as if they had waited for the same moment."""
+        self.linger(*added)
         self.coalescer.flush()
 
     def nothing_is_held(self) -> bool:
@@ -220,6 +225,28 @@ def test_who_has_nothing_to_send_holds_no_room(scene: Scene) -> None:
         assert call.credit == 0
         scene.node.answer_all()
         assert scene.nothing_is_held()
+
+
+def test_rows_of_a_call_that_has_ended_linger_only_while_a_batch_is_unanswered(scene: Scene) -> None:
+    writing, brief, *ended = scene.call(), scene.call(timeout_s=0.01), scene.call(), scene.call()
+    scene.linger((writing, rows_of(1)))
+    assert not scene.node.requests, "it may write more"
+    scene.coalescer.drain(writing)
+    assert [request.rows for request in scene.node.requests] == [1]
+    scene.linger(*((call, rows_of(1)) for call in (brief, *ended)))
+    with pytest.raises(Refusal, match="no answer within"):
+        scene.coalescer.drain(brief)
+    assert len(scene.node.requests) == 1
+    with ThreadPoolExecutor(len(ended)) as threads:
+        drained = [threads.submit(scene.coalescer.drain, call) for call in ended]
+        scene.node.answer_all()
+        for each in drained:
+            each.result(WAIT_S)
+    assert [request.rows for request in scene.node.requests] == [1, 3], (
+        "those that arrived meanwhile share the next one"
+    )
+    scene.node.answer_all()
+    assert scene.nothing_is_held()
 
 
 def test_credit_saves_most_looks_for_room_and_is_all_accounted_for(
