@@ -100,6 +100,12 @@ class HttpConnection(web.RequestHandler):
         if len(self._messages) > REQUESTS_AHEAD_MAX:  # aiohttp's own queue, which has no limit
             self._crowd.refuse(self, "http-oversize", f"more than {REQUESTS_AHEAD_MAX} requests ahead of their answers")
 
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Called for every piece of a body that is taken. aiohttp then parses nothing once more, which takes as long as
+        parsing a small request, even if reading was never paused."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
     def handle_error(
         self,
         request: web.BaseRequest,
