@@ -14,7 +14,6 @@ its cluster when they cannot reach it; should it live, it refutes that by a high
 from collections.abc import Iterator
 from dataclasses import replace
 
-from m4cast.overlay.federation.contract import PartitionChanged
 from m4cast.overlay.federation.graph import ConnectivityGraph, Edge, edge_of
 from m4cast.overlay.federation.messages import (
     GateId,
@@ -26,7 +25,8 @@ from m4cast.overlay.federation.messages import (
     RoutedNote,
     WantsNews,
 )
-from m4cast.overlay.federation.units import GONE, Chain, Unit, UnitRecord, level_between
+from m4cast.overlay.federation.partitions import Partitions
+from m4cast.overlay.federation.units import Chain, Unit, UnitRecord, level_between
 from m4cast.overlay.federation.vertex import NewsDue, UnitLink, Vertex
 
 EXTRA_MAX = 8
@@ -43,6 +43,7 @@ class Gateways:
     def __init__(self, vertex: Vertex) -> None:
         self._vertex = vertex
         self.graph = ConnectivityGraph(vertex.me, vertex.top)
+        self.partitions = Partitions(vertex, self.graph)
         self.connections: dict[bytes, GatewayConnection] = {}
         self.removed: dict[bytes, tuple[GatewayConnection, int]] = {}
         """Removed connections, and the times: remembered for a while, so that older news does not revive them."""
@@ -60,8 +61,6 @@ class Gateways:
         """Connections of which an end in the own cluster, or both ends, cannot be reached -> since when."""
         self._checked = (-1, -1)
         """The revisions of the table and of the records at the last check."""
-        self._partitions: dict[int, dict[Unit, int]] = {}
-        """Level -> units beside the own one that cannot be reached -> since when."""
         self._gates: dict[int, tuple[int, tuple[tuple[GateId, ...], tuple[GateId, ...]]]] = {}
         """Level -> the revision, and by it the gates, and those that are this node's."""
         self.notes: list[tuple[NoteBody, tuple[GateId, ...]]] = []
@@ -408,7 +407,7 @@ class Gateways:
             if now_ms - at_ms >= 2 * settings.stale_ms:
                 self._drop(self.removed.pop(connection)[0])
                 self._denied.pop(connection, None)
-        self._check_partitions()
+        self.partitions.check()
 
     def _deny_coarse(self) -> None:
         """Deny, once, gateways of own units that nobody inside knows: both ends may have restarted. If the unit is
@@ -443,36 +442,16 @@ class Gateways:
     def is_troubled(self) -> bool:
         """True if a unit cannot be reached, or a gatekeeper is lost: the present state may then change with time
         alone."""
-        return bool(self._lost or self._coarse or any(self._partitions.values()))
+        return bool(self._lost or self._coarse or self.partitions)
 
     def _drop(self, connection: GatewayConnection) -> None:
         self._count_change(connection)
         self.losses += 1
         self._alive[connection.level].pop(connection.id, None)
 
-    def _check_partitions(self) -> None:
-        for level in range(self._vertex.top + 1):
-            unreachable = self._unreachable(level)
-            if unreachable != tuple(self._partitions.get(level, ())):
-                since_ms = self._partitions.get(level, {})
-                now_ms = self._vertex.now_ms
-                self._partitions[level] = {unit: since_ms.get(unit, now_ms) for unit in unreachable}
-                self._vertex.out.append(PartitionChanged(level, unreachable))
-
-    def _unreachable(self, level: int) -> tuple[Unit, ...]:
-        beside = sorted(
-            unit
-            for unit, record in self._vertex.records.items()
-            if unit.level == level and record.number != GONE and not self._vertex.is_mine(unit)
-        )
-        return tuple(unit for unit in beside if self.graph.path(unit) is None)
-
     def is_parted(self, level: int) -> bool:
         """True if a unit beside the own one of this level cannot be reached, and may come back."""
-        since_ms, now_ms = self._partitions.get(level, {}), self._vertex.now_ms
-        return any(
-            now_ms - since_ms.get(unit, now_ms) < self._vertex.settings.absent_ms for unit in self._unreachable(level)
-        )
+        return self.partitions.is_parted(level)
 
 
 def held_side(held: GatewayConnection | None, side: int) -> GatewaySide | None:

@@ -318,7 +318,7 @@ def one_gatekeeper_confirms_for_all() -> Iterator[tuple[Any, str, Any]]:
 
 @mutation
 def gateways_of_the_dead_stay() -> Iterator[tuple[Any, str, Any]]:
-    yield Gateways, "check_reach", lambda self: self._check_partitions()
+    yield Gateways, "check_reach", lambda self: self.partitions.check()
 
 
 @mutation
