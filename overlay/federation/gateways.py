@@ -8,7 +8,8 @@ comes from inside. So the order in which versions arrive does not matter.
 
 Each end of a connection states, with a generation, that it is up, suspected or removed, and what it costs: the higher
 generation of each side counts. A gatekeeper that died with the other end of its link is declared gone by the nodes of
-its cluster when they cannot reach it; should it live, it refutes that by a higher generation.
+its cluster when they cannot reach it; should it live, it refutes that by a higher generation. Until it has heard of it,
+it may match by old wants: so it keeps what it matches while a part of its own unit is out of reach (`Partitions`).
 """
 
 from collections.abc import Iterator
@@ -61,6 +62,8 @@ class Gateways:
         """Connections of which an end in the own cluster, or both ends, cannot be reached -> since when."""
         self._checked = (-1, -1)
         """The revisions of the table and of the records at the last check."""
+        self.burials = 0
+        """The number of times that this node heard that it had been buried."""
         self._gates: dict[int, tuple[int, tuple[tuple[GateId, ...], tuple[GateId, ...]]]] = {}
         """Level -> the revision, and by it the gates, and those that are this node's."""
         self.notes: list[tuple[NoteBody, tuple[GateId, ...]]] = []
@@ -144,6 +147,8 @@ class Gateways:
         if held is not None and held.sides == news.sides:
             return False  # most news comes by several ways
         own = self._own.get(news.id)
+        if own is not None and sender is not None:
+            self._hear_burial(own, news.sides[own.side])
         if held is None and sender is not None and self._is_coarse(news):
             self._coarse.setdefault(news.id, (news, self._vertex.now_ms))
             return False
@@ -167,6 +172,13 @@ class Gateways:
         if own is None and self._vertex.me in merged.ends:
             self._disown(merged)
         return True
+
+    def _hear_burial(self, own: UnitLink, stated: GatewaySide) -> None:
+        """Others declared this node's end gone, once for each generation. It counts even if the end has a higher one by
+        now: somebody believed it."""
+        if stated.status is GatewayStatus.REMOVED and stated.generation > own.buried:
+            own.buried = stated.generation
+            self.burials += 1
 
     def _disown(self, connection: GatewayConnection) -> None:
         """A link of this node from before it restarted: nobody else can say that this end of it is gone."""
