@@ -49,6 +49,7 @@ FOUND = {
     1162: "a batch handed over to a node that a client came back to was taken for one handed over before",
     1187: "two said something else of one end of a gateway in the same generation: for ever unconfirmed",
     1214: "the same",
+    1311340: "a want was confirmed while a publisher that had been told that the topic was quiet was out of reach",
 }
 """Seeds that broke guarantee 14, and by what."""
 FOUND_WITHOUT_ROAMING = {
