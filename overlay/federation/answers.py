@@ -84,7 +84,8 @@ class Answers:
 
     def review(self) -> None:
         """Tell publishers of topics that are wanted by now; again at each check until they answer, at most for
-        `absent_ms`: one that never does is gone, and does not keep a want from being confirmed for ever."""
+        `absent_ms`: one that never does is gone, and does not keep a want from being confirmed for ever. One that is
+        out of reach may not have noticed, and those who want something cannot always see that it is."""
         withheld: dict[int, dict[str, None]] = {}
         now_ms = self._vertex.now_ms
         for (level, topic), nodes in list(self.told.items()):
@@ -99,7 +100,7 @@ class Answers:
                 self._gateways.send_note(TopicWanted(origin, level, topic, self._vertex.chain))
                 if not is_holder or now_ms - told.wanted_ms >= self._vertex.settings.absent_ms:
                     del nodes[node]  # it does not trust this node any more, or is not there
-                elif self._gateways.is_reached(self._gateways.towards(origin)):
+                else:
                     withheld.setdefault(level, {})[topic] = None
             if not nodes:
                 del self.told[level, topic]

@@ -111,7 +111,7 @@ class Federation:
             for (kind, name), kept in recovered.kept.items()
             if kind == "event" and isinstance(kept, KeptEvent)
         )
-        self._revision = 0
+        self._revision = self._burials = 0
         self._remind_at_ms = now_ms + RETRY_MS_MAX
         self._inputs: dict[type[FederationInput], Callable[[Any], None]] = {
             LinkOpened: self._link_opened,
@@ -171,6 +171,10 @@ class Federation:
             self.interest.table_changed()
             self.answers.table_changed()
             self.routing.sync_retry()
+        if self.gateways.burials != self._burials:
+            self._burials = self.gateways.burials
+            self.interest.buried()
+            self.routing.buried()
         self.routing.flush()
         return self.start()
 
@@ -207,6 +211,8 @@ class Federation:
         vertex.timers.set(CheckDue(), vertex.now_ms + settings.check_ms)
         self.gateways.check_loads()
         self.gateways.check_reach()
+        self.gateways.partitions.check_apart()
+        self.routing.settle()
         if not vertex.is_synced and self._is_whole():
             self._synced()
         for link in vertex.ready_links():
@@ -357,7 +363,8 @@ class Federation:
 
     def _leave(self) -> None:
         """Tell the cluster, and close all links: the machine is done. Not while it has batches to see through."""
-        left = sum(bool(state.open) for state in self.routing.events.values())
+        routing = self.routing
+        left = sum(bool(state.open) or event_id in routing.doubted for event_id, state in routing.events.items())
         if left:
             self.vertex.out.append(AdditionFailed(0, f"{left} batches are not handed over yet: leave later"))
             return

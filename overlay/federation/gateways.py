@@ -8,13 +8,13 @@ comes from inside. So the order in which versions arrive does not matter.
 
 Each end of a connection states, with a generation, that it is up, suspected or removed, and what it costs: the higher
 generation of each side counts. A gatekeeper that died with the other end of its link is declared gone by the nodes of
-its cluster when they cannot reach it; should it live, it refutes that by a higher generation.
+its cluster when they cannot reach it; should it live, it refutes that by a higher generation. Until it has heard of it,
+it may match by old wants: so it keeps what it matches while a part of its own unit is out of reach (`Partitions`).
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from m4cast.overlay.federation.contract import PartitionChanged
 from m4cast.overlay.federation.graph import ConnectivityGraph, Edge, edge_of
 from m4cast.overlay.federation.messages import (
     GateId,
@@ -26,7 +26,8 @@ from m4cast.overlay.federation.messages import (
     RoutedNote,
     WantsNews,
 )
-from m4cast.overlay.federation.units import GONE, Chain, Unit, UnitRecord, level_between
+from m4cast.overlay.federation.partitions import Partitions
+from m4cast.overlay.federation.units import Chain, Unit, UnitRecord, level_between
 from m4cast.overlay.federation.vertex import NewsDue, UnitLink, Vertex
 
 EXTRA_MAX = 8
@@ -43,6 +44,7 @@ class Gateways:
     def __init__(self, vertex: Vertex) -> None:
         self._vertex = vertex
         self.graph = ConnectivityGraph(vertex.me, vertex.top)
+        self.partitions = Partitions(vertex, self.graph)
         self.connections: dict[bytes, GatewayConnection] = {}
         self.removed: dict[bytes, tuple[GatewayConnection, int]] = {}
         """Removed connections, and the times: remembered for a while, so that older news does not revive them."""
@@ -60,8 +62,8 @@ class Gateways:
         """Connections of which an end in the own cluster, or both ends, cannot be reached -> since when."""
         self._checked = (-1, -1)
         """The revisions of the table and of the records at the last check."""
-        self._partitions: dict[int, dict[Unit, int]] = {}
-        """Level -> units beside the own one that cannot be reached -> since when."""
+        self.burials = 0
+        """The number of times that this node heard that it had been buried."""
         self._gates: dict[int, tuple[int, tuple[tuple[GateId, ...], tuple[GateId, ...]]]] = {}
         """Level -> the revision, and by it the gates, and those that are this node's."""
         self.notes: list[tuple[NoteBody, tuple[GateId, ...]]] = []
@@ -145,6 +147,8 @@ class Gateways:
         if held is not None and held.sides == news.sides:
             return False  # most news comes by several ways
         own = self._own.get(news.id)
+        if own is not None and sender is not None:
+            self._hear_burial(own, news.sides[own.side])
         if held is None and sender is not None and self._is_coarse(news):
             self._coarse.setdefault(news.id, (news, self._vertex.now_ms))
             return False
@@ -168,6 +172,13 @@ class Gateways:
         if own is None and self._vertex.me in merged.ends:
             self._disown(merged)
         return True
+
+    def _hear_burial(self, own: UnitLink, stated: GatewaySide) -> None:
+        """Others declared this node's end gone, once for each generation. It counts even if the end has a higher one by
+        now: somebody believed it."""
+        if stated.status is GatewayStatus.REMOVED and stated.generation > own.buried:
+            own.buried = stated.generation
+            self.burials += 1
 
     def _disown(self, connection: GatewayConnection) -> None:
         """A link of this node from before it restarted: nobody else can say that this end of it is gone."""
@@ -408,7 +419,7 @@ class Gateways:
             if now_ms - at_ms >= 2 * settings.stale_ms:
                 self._drop(self.removed.pop(connection)[0])
                 self._denied.pop(connection, None)
-        self._check_partitions()
+        self.partitions.check()
 
     def _deny_coarse(self) -> None:
         """Deny, once, gateways of own units that nobody inside knows: both ends may have restarted. If the unit is
@@ -443,36 +454,16 @@ class Gateways:
     def is_troubled(self) -> bool:
         """True if a unit cannot be reached, or a gatekeeper is lost: the present state may then change with time
         alone."""
-        return bool(self._lost or self._coarse or any(self._partitions.values()))
+        return bool(self._lost or self._coarse or self.partitions)
 
     def _drop(self, connection: GatewayConnection) -> None:
         self._count_change(connection)
         self.losses += 1
         self._alive[connection.level].pop(connection.id, None)
 
-    def _check_partitions(self) -> None:
-        for level in range(self._vertex.top + 1):
-            unreachable = self._unreachable(level)
-            if unreachable != tuple(self._partitions.get(level, ())):
-                since_ms = self._partitions.get(level, {})
-                now_ms = self._vertex.now_ms
-                self._partitions[level] = {unit: since_ms.get(unit, now_ms) for unit in unreachable}
-                self._vertex.out.append(PartitionChanged(level, unreachable))
-
-    def _unreachable(self, level: int) -> tuple[Unit, ...]:
-        beside = sorted(
-            unit
-            for unit, record in self._vertex.records.items()
-            if unit.level == level and record.number != GONE and not self._vertex.is_mine(unit)
-        )
-        return tuple(unit for unit in beside if self.graph.path(unit) is None)
-
     def is_parted(self, level: int) -> bool:
         """True if a unit beside the own one of this level cannot be reached, and may come back."""
-        since_ms, now_ms = self._partitions.get(level, {}), self._vertex.now_ms
-        return any(
-            now_ms - since_ms.get(unit, now_ms) < self._vertex.settings.absent_ms for unit in self._unreachable(level)
-        )
+        return self.partitions.is_parted(level)
 
 
 def held_side(held: GatewayConnection | None, side: int) -> GatewaySide | None:

@@ -16,6 +16,7 @@ everything is announced anew.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from m4cast.overlay.federation.contract import KeepValue, WantActive
 from m4cast.overlay.federation.gateways import Gateways
@@ -334,6 +335,15 @@ class UnitInterest:
                     ack = WantsAck(entry.announcer, level - 1, gates, entry.version, active=0)
                     self._gateways.send_note(ack)
 
+    def buried(self) -> None:
+        """This node had been declared gone, and announcers may not have told it what changed. They count as not heard,
+        and are asked at the next check, unless they take it for a gatekeeper again before and tell it themselves."""
+        for table in self.held.values():
+            for entry in table.values():
+                if entry.unheard_ms is None and entry.announcer[0] != self._vertex.me.id:
+                    entry.unheard_ms = self._vertex.now_ms
+        self.changed()
+
     def hear(self, news: WantsNews, via: tuple[GateId, ...]) -> None:
         """An announcement is for this gatekeeper."""
         level = news.level + 1
@@ -390,6 +400,9 @@ class UnitInterest:
                 announced.told.pop(gate, None)
             self.changed_soon()
             return
+        if ack.active == 0:
+            # an answer to a gatekeeper that counts as gone here would soon be out of date, and not be followed by news
+            ack = replace(ack, gates=tuple(gate for gate in ack.gates if self._gateways.is_gate(gate)))
         for gate in ack.gates:
             active = announced.active.setdefault(gate, {})
             if ack.active == 0:
@@ -399,7 +412,7 @@ class UnitInterest:
                 announced.sent.pop(gate, None)
             for level in range(ack.level + 1, ack.active + 1):
                 active[level] = max(active.get(level, NO_WANTS), ack.version)
-        if ack.active == 0 and ack.version == announced.version:
+        if ack.active == 0 and ack.gates and ack.version == announced.version:
             self._send_news(announced, list(ack.gates), announced.version, (), ())
         self.changed_soon()
 

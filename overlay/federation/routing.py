@@ -12,6 +12,10 @@ graph changes. A charge that is tried another way gets a higher *turn*, unique t
 duplicate, and ends, where the same or a higher turn of its charge has been, or where the charge was carried out: the
 copy with the highest turn is never dropped, since its trail keeps it from coming back.
 
+A match is *in doubt* while part of the unit is out of reach: that part may have buried this node, and then wants are
+confirmed that it does not know. The batch stays on disk with its need, which is carried out again when the unit is
+whole, or when this node has heard that it was buried. Units that were charged with it are not charged again.
+
 Batches are delivered once: what a node has had is remembered, the last `events_max` of them.
 """
 
@@ -61,6 +65,12 @@ class EventState:
     is_delivered: bool = False
 
 
+NEVER = -1
+SETTLED_AT_ONCE = 1_024
+"""Batches in doubt that are matched again at one check: there may be as many as were published in `absent_ms`. Guess.
+More: the node does nothing else for longer."""
+
+
 class EventRouting:
     def __init__(
         self, vertex: Vertex, gateways: Gateways, interest: UnitInterest, answers: Answers, roaming: Roaming
@@ -73,6 +83,15 @@ class EventRouting:
         self.events: dict[EventId, EventState] = {}
         """Events in the order of their arrival."""
         self._stuck: dict[EventId, None] = {}
+        self.doubted: dict[EventId, dict[Charge, tuple[CarriedCharge, int]]] = {}
+        """Needs that were carried out here in doubt, and when. On disk they are open: a restart carries them out
+        again."""
+        self._settled = (gateways.partitions.apart, NEVER)
+        """The lowest level that is not whole, and the time before which there are no doubts otherwise."""
+        self._unsettled: list[EventId] = []
+        """Batches that are still to be looked at for these."""
+        self._buried_ms = NEVER
+        """The last time at which this node heard that it had been buried."""
         self._touched: dict[EventId, None] = {}
 
     def recover(self, kept: Iterable[tuple[EventId, KeptEvent]]) -> None:
@@ -165,6 +184,8 @@ class EventRouting:
             if follows is not None:
                 state.taken[charge] = None
                 state.open.pop(charge, None)
+                if charge.kind is ChargeKind.NEED and charge.unit.level > self._gateways.partitions.apart:
+                    self.doubted.setdefault(state.id, {})[charge] = (carried, self._vertex.now_ms)
                 work += follows
                 continue
             state.open[charge] = carried
@@ -324,6 +345,45 @@ class EventRouting:
         if self._stuck:
             self.retry()
 
+    # ---- in doubt
+
+    def buried(self) -> None:
+        """This node heard that it had been buried."""
+        self._buried_ms = self._vertex.now_ms
+
+    def settle(self) -> None:
+        """Carry out again what is no longer in doubt, and what was carried out before this node heard that it had been
+        buried. In the latter case announcers have a moment to speak first: units that they have not spoken for get
+        everything."""
+        is_fresh = self._vertex.now_ms - self._buried_ms < self._vertex.settings.retry_ms
+        buried_ms = self._settled[1] if is_fresh else self._buried_ms
+        settled = (self._gateways.partitions.apart, buried_ms)
+        if settled != self._settled:
+            self._settled, self._unsettled = settled, list(self.doubted)
+        due, self._unsettled = self._unsettled[:SETTLED_AT_ONCE], self._unsettled[SETTLED_AT_ONCE:]
+        for event_id in due:
+            self._match_again(self.events[event_id], *settled)
+
+    def _match_again(self, state: EventState, apart: int, buried_ms: int) -> None:
+        doubted = self.doubted[state.id]
+        again = [
+            carried for charge, (carried, at_ms) in doubted.items() if charge.unit.level <= apart or at_ms <= buried_ms
+        ]
+        for carried in again:
+            del state.taken[carried.charge]
+        if again:
+            self._work(state, [self._as_new(state, carried) for carried in again])
+        for carried in again:
+            doubted.pop(carried.charge, None)
+        if not doubted:
+            del self.doubted[state.id]
+
+    def _as_new(self, state: EventState, carried: CarriedCharge) -> CarriedCharge:
+        """Here, the turn that it had keeps units from being charged again; elsewhere, it would make it a duplicate."""
+        if self._can_carry_out(carried.charge):
+            return carried
+        return replace(carried, turn=self._later(state, carried), trail=())
+
     # ---- what is kept
 
     def flush(self) -> None:
@@ -331,13 +391,14 @@ class EventRouting:
         touched, self._touched = self._touched, {}
         for event_id in touched:
             state = self.events[event_id]
-            if state.open:
+            doubted = self.doubted.get(event_id, {})
+            if state.open or doubted:
                 kept = KeptEvent(
                     event=state.event,
                     served=state.served,
                     served_from=state.served_from,
-                    open=tuple(state.open.values()),
-                    taken=tuple(state.taken.items()),
+                    open=(*state.open.values(), *(carried for carried, _ in doubted.values())),
+                    taken=tuple(each for each in state.taken.items() if each[0] not in doubted),
                     is_delivered=state.is_delivered,
                 )
                 self._vertex.out.append(KeepValue(("event", event_id), kept))
@@ -352,7 +413,7 @@ class EventRouting:
         excess = len(self.events) - self._vertex.settings.events_max
         if excess <= 0:
             return
-        done = (event_id for event_id, state in self.events.items() if not state.open)
+        done = (event_id for event_id, state in self.events.items() if not state.open and event_id not in self.doubted)
         for event_id in list(islice(done, excess)):
             del self.events[event_id]
             self._vertex.out.append(KeepValue(("event", event_id), None))

@@ -77,6 +77,8 @@ class UnitLink:
     is_behind: bool = False
     """It was suspected, and the other end has not answered a probe since: what it sent before may still come, after
     what took another way."""
+    buried: int = 0
+    """The generation in which others last declared this end gone, as far as this node has heard; 0: never."""
     last_number: int = 0
     """The number of the last copy that was sent."""
     unacked: dict[int, SentCopy] = field(default_factory=dict)

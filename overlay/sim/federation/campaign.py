@@ -241,7 +241,7 @@ class FederationRun:
 
     def complaints(self) -> list[str]:
         checks, roamers = self.checks, self.roamers
-        found = checks.missing() + checks.unconfirmed() + self._stuck() + checks.leaks()
+        found = checks.missing() + checks.unconfirmed() + self._stuck() + self._doubted() + checks.leaks()
         return found + roamers.missing() + roamers.unreleased()
 
     def _stuck(self) -> list[str]:
@@ -250,6 +250,13 @@ class FederationRun:
             for site in self.world.sites.values()
             for event_id, state in site.running().routing.events.items()
             if state.open
+        ]
+
+    def _doubted(self) -> list[str]:
+        return [
+            f"{site.name} has yet to match {event_id} again"
+            for site in self.world.sites.values()
+            for event_id in site.running().routing.doubted
         ]
 
     def _unheard(self) -> list[str]:

@@ -151,6 +151,23 @@ def test_a_publisher_that_was_out_of_reach_when_somebody_wanted_something_hears_
     assert (2, "t") not in holder.told and not clients.checks.unconfirmed()
 
 
+def test_a_publisher_that_has_not_noticed_that_it_is_out_of_reach_is_waited_for() -> None:
+    """The cluster in between falls into two: its gatekeeper cannot reach the publisher, to which it seems whole."""
+    world, clients = two_levels()
+    clients.publish("b.1", "t")
+    world.run(2_000)
+    world.cut_between("a.1", "a.2")
+    clients.want("d.1", "t")
+    world.run(5_000)
+    assert world.quenched["b.1", "t"]
+    assert [unit.level for unit in clients.checks.confirmed["d.1", "w"]] == [0, 1, 2], "not in the whole federation"
+    world.mend_between("a.1", "a.2")
+    clients.confirm()
+    event = clients.publish("b.1", "t", is_quiet=False)
+    world.run(1_000)
+    assert clients.takers(event) == ["d.1"]
+
+
 def test_the_word_of_a_gatekeeper_ends_with_its_gateway() -> None:
     world, clients = two_levels()
     clients.publish("b.1", "t")
