@@ -23,6 +23,7 @@ from m4cast.schemas.tables.table import Table
 ROWS, MICRO_BATCHES = 20, 2
 VALUE_BYTES = 250_000
 KILLS = 1
+ATTEMPTS = 5
 POLL_S = 0.002
 
 
@@ -73,26 +74,33 @@ def killing(folder: Path, what: str) -> Iterator[Callable[[], int]]:
 def test_processes_that_are_killed_alone_lose_and_double_nothing(
     spark: SparkSession, cluster: LocalCluster, nodes: str, topic: str, folder: str, what: str
 ) -> None:
-    payload = [{"id": number, "photo": os.urandom(VALUE_BYTES)} for number in range(ROWS)]
-    cluster.channel("n1").publish(topic, payload, acks=1)
-    plan = Ingest({"nodes": nodes}, folder, (topic,), kinds=("events",), max_rows=ROWS // MICRO_BATCHES)
-    table = events_table(topic, StructType())
-    place = Path(table.path(folder))
-    with killing(place, what) as kills:
-        (filled,) = run(spark, plan).tables
-        assert kills() == KILLS
-    assert filled.restarts >= 1
-    assert_rows(spark, folder, table, payload)
-    files = set(place.glob("*.parquet"))
-    used = {place / path.rpartition("/")[2] for path in TableFolder(spark, folder).read(table).inputFiles()}
-    assert used < files or what != "pyspark.worker", "the killed tasks have left files that are not in the table"
-    long_ago_s = time.time() - 10 * 86_400
-    for path in files:
-        os.utime(path, (long_ago_s, long_ago_s))
-    (done,) = maintain.run(spark, folder)
-    assert done.files_vacuumed == len(files - used)
-    assert {path for path in files if path.exists()} == used
-    assert_rows(spark, folder, table, payload)
+    def leaves_files(attempt: int) -> bool:
+        """Whether there are files in the end that are not in the table."""
+        name, tables = f"{topic}-{attempt}", f"{folder}/{attempt}"
+        payload = [{"id": number, "photo": os.urandom(VALUE_BYTES)} for number in range(ROWS)]
+        cluster.channel("n1").publish(name, payload, acks=1)
+        plan = Ingest({"nodes": nodes}, tables, (name,), kinds=("events",), max_rows=ROWS // MICRO_BATCHES)
+        table = events_table(name, StructType())
+        place = Path(table.path(tables))
+        with killing(place, what) as kills:
+            (filled,) = run(spark, plan).tables
+            assert kills() == KILLS
+        assert filled.restarts >= 1
+        assert_rows(spark, tables, table, payload)
+        files = set(place.glob("*.parquet"))
+        used = {place / path.rpartition("/")[2] for path in TableFolder(spark, tables).read(table).inputFiles()}
+        long_ago_s = time.time() - 10 * 86_400
+        for path in files:
+            os.utime(path, (long_ago_s, long_ago_s))
+        (done,) = maintain.run(spark, tables)
+        assert done.files_vacuumed == len(files - used)
+        assert {path for path in files if path.exists()} == used
+        assert_rows(spark, tables, table, payload)
+        return used < files
+
+    # A task that is killed when it has just reported its file leaves nothing: that may happen, but not each time.
+    has_left = any(leaves_files(attempt) for attempt in range(ATTEMPTS if what == "pyspark.worker" else 1))
+    assert has_left or what != "pyspark.worker", "the killed tasks have left files that are not in the table"
 
 
 def assert_rows(spark: SparkSession, folder: str, table: Table, payload: list[dict[str, Any]]) -> None:
